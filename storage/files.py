@@ -1,0 +1,66 @@
+"""Small files that must never be seen half-written: JSON replaced atomically, names confined.
+
+Durable replacement is: write beside, fsync, rename, fsync the folder. A crash between any two
+steps leaves the old file or the new one, and at worst a `.tmp` that the next write replaces.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.errors import DamagedError, UsageError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a dataset, node or capture may be called: it becomes a folder's name."""
+
+
+def checked_name(name: str, what: str) -> str:
+    """The name, when it can be a folder's name everywhere.
+
+    Raises `UsageError` otherwise.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} `{name}` cannot be a folder's name",
+            code="name.unsafe",
+            hint="use letters, digits, `.`, `_` and `-`, at most 100, beginning with a letter or digit",
+        )
+    return name
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the folder's entries durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace `path` by `content`, durably and at once."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`.
+
+    Raises `DamagedError` when it is not a JSON object and `FileNotFoundError` when it is not there.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"`{path}` is not JSON: {error}", code="file.damaged") from None
+    if not isinstance(content, dict):
+        raise DamagedError(f"`{path}` does not hold a JSON object", code="file.damaged")
+    return content

@@ -1,0 +1,83 @@
+"""What may change while a run goes on: `settings.json`, replaced atomically.
+
+The feeder reads it again whenever it changes and passes it to the lanes. Who may change what is
+said by the commands; this file only keeps it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.errors import DamagedError
+from storage.files import read_json, write_json
+from storage.run import CaptureSpec, StatesMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSettings:
+    """What is wanted of one dataset."""
+
+    max_samples: int | None = None
+    """The first so many prompts; None for all."""
+    max_tokens: int | None = None
+    """Prompt and response tokens stored; None for no cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Caps, limits and addresses of a run."""
+
+    server_urls: tuple[str, ...]
+    """Servers that generate."""
+    capture_urls: tuple[str, ...]
+    """Servers that capture; the generating ones when none is named."""
+    concurrency: Mapping[str, int]
+    """Lane → calls in flight per server."""
+    max_input_tokens: int
+    """Longest request the servers take: prompt and response must stay below it to be captured."""
+    states: StatesMode
+    capture: CaptureSpec | None
+    allow_quantized_kv: bool = False
+    datasets: Mapping[str, DatasetSettings] = field(default_factory=dict)
+    """Dataset → what is wanted of it; a dataset not named here is not wanted."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As `settings.json` and Redis hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunSettings":
+        """The inverse of `to_json`; raises `KeyError`, `TypeError` or `ValueError`."""
+        return cls(
+            **{
+                **content,
+                "server_urls": tuple(content["server_urls"]),
+                "capture_urls": tuple(content["capture_urls"]),
+                "states": StatesMode(content["states"]),
+                "capture": CaptureSpec.from_json(content["capture"]),
+                "datasets": {k: DatasetSettings(**v) for k, v in content["datasets"].items()},
+            }
+        )
+
+
+def read_settings(output: Path) -> RunSettings:
+    """The folder's settings.
+
+    Raises `FileNotFoundError` when there are none and `DamagedError` when they cannot be read.
+    """
+    path = output / "settings.json"
+    content = read_json(path)
+    try:
+        return RunSettings.from_json(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(
+            f"`{path}` cannot be read: {error!r}",
+            code="settings.damaged",
+            hint="run `producer enqueue` again",
+        ) from None
+
+
+def write_settings(output: Path, settings: RunSettings) -> None:
+    """Replace the folder's settings, durably and at once."""
+    write_json(output / "settings.json", settings.to_json())

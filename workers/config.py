@@ -1,0 +1,140 @@
+"""A process's own settings: where Redis, the output, the spool and the keys are.
+
+Environment `EYAS_*` > `eyas.toml` in the working folder > the state file of `producer up` >
+defaults. Flags come before all of these and are the commands' business. What belongs to a run
+(servers, limits, caps) is not here: workers learn it from Redis.
+"""
+
+import difflib
+import json
+import os
+import socket
+import stat
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.errors import UsageError
+from storage.files import checked_name
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What one process needs to know before it can ask Redis."""
+
+    redis_url: str
+    """`EYAS_REDIS_URL`."""
+    output_dir: Path | None
+    """`EYAS_OUTPUT_DIR`; None leaves it to the run that Redis carries."""
+    node: str
+    """`EYAS_NODE`, the host's name unless set: names the spool and `sink.<node>`."""
+    spool_dir: Path
+    """`EYAS_SPOOL_DIR`."""
+    spool_max_bytes: int
+    """`EYAS_SPOOL_MAX_GB` in bytes."""
+    server_api_key: str | None
+    """`EYAS_SERVER_API_KEY`, sent as a bearer token; never stored or logged."""
+
+
+def load_config(environ: Mapping[str, str] = os.environ, folder: Path = Path()) -> Config:
+    """What this process is told by its environment, its folder and the state file.
+
+    Raises `UsageError` for a value or a key of `eyas.toml` that cannot be used.
+    """
+    values = read_toml(folder / "eyas.toml")
+
+    def value(name: str) -> str | None:
+        found = environ.get(f"EYAS_{name.upper()}") or values.get(name)
+        return None if found in (None, "") else str(found)
+
+    spool = value("spool_dir")
+    output = value("output_dir")
+    return Config(
+        redis_url=value("redis_url") or read_state(environ).get("redis_url") or DEFAULT_REDIS_URL,
+        output_dir=Path(output).absolute() if output else None,
+        node=checked_name(value("node") or socket.gethostname(), "node"),
+        spool_dir=Path(spool).absolute() if spool else default_spool_dir(),
+        spool_max_bytes=_gigabytes(value("spool_max_gb") or "64"),
+        server_api_key=value("server_api_key"),
+    )
+
+
+def default_spool_dir() -> Path:
+    """One folder for all of this user's processes on this machine."""
+    return Path(tempfile.gettempdir()) / f"eyas-spool-{os.getuid()}"
+
+
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where `producer up` keeps its state file and logs: `EYAS_STATE_DIR`, else XDG's place."""
+    home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(environ.get("EYAS_STATE_DIR") or Path(home) / "eyas").absolute()
+
+
+def read_state(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What `producer up` wrote of itself on this machine; empty when nothing is up.
+
+    A file that others may read or write is not believed: it holds Redis' password.
+    """
+    path = state_dir(environ) / "up.json"
+    try:
+        status = path.stat()
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            return {}
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+KNOWN_KEYS = frozenset(
+    {
+        *("redis_url", "output_dir", "node", "spool_dir", "spool_max_gb", "server_api_key"),
+        *("manifest", "partition", "server_url", "capture_server_url", "model", "states", "capture"),
+        *("max_samples", "max_tokens", "short_concurrency", "short_max_tokens", "long_concurrency"),
+        *("long_max_tokens", "capture_concurrency", "allow_quantized_kv", "trust_remote_code"),
+        *("temperature", "top_p", "top_k", "seed"),
+    }
+)
+"""Every key of `eyas.toml`: a flag's name with underscores."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings file's values; empty when there is none.
+
+    Raises `UsageError` for text that is not TOML and for a key that is not known.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UsageError(f"`{path}` is not TOML: {error}", code="settings.syntax") from None
+    check_keys(values, KNOWN_KEYS, where=str(path))
+    return values
+
+
+def check_keys(values: Mapping[str, Any], known: frozenset[str], *, where: str) -> None:
+    """Raises `UsageError` for the first key that is not known, with the nearest that is."""
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise UsageError(
+                f"unknown key `{key}` in `{where}`",
+                code="settings.unknown",
+                hint=f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known))}",
+            )
+
+
+def _gigabytes(text: str) -> int:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not size > 0:
+        raise UsageError(f"EYAS_SPOOL_MAX_GB `{text}` is not a size above 0", code="settings.value")
+    return int(size * 1e9)
