@@ -1,0 +1,187 @@
+"""Flags that several commands share, each with its `EYAS_*` variable and its default in `--help`.
+
+What a flag means is said by its help; what is done with it, by the command.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from storage.run import StatesMode
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorator = Callable[[Decorated], Decorated]
+
+DEFAULT_SERVER_URL = "http://127.0.0.1:30000"
+"""SGLang's own port."""
+DEFAULT_OUTPUT_DIR = "eyas-data"
+
+
+def flag(name: str, *, help: str, **settings: Any) -> Callable[[Decorated], Decorated]:  # noqa: A002
+    """An option `--name` with its variable `EYAS_NAME`, both and the default shown in `--help`."""
+    variable = "EYAS_" + name.removeprefix("--").replace("-", "_").upper()
+    settings = {"show_default": True, "show_envvar": True} | settings
+    return click.option(name, envvar=variable, help=help, **settings)
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """Several options as one decorator, shown in this order."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+AT_LEAST_ONE = click.IntRange(min=1)
+
+output_dir = flag(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_OUTPUT_DIR,
+    metavar="DIR",
+    help="The run's folder.",
+)
+redis_url = flag(
+    "--redis-url",
+    default=None,
+    show_default="that of `producer up`, else redis://127.0.0.1:6379/0",
+    metavar="URL",
+    help="The Redis that carries the run.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Report as JSON on stdout.")
+
+which_prompts = together(
+    flag(
+        "--manifest",
+        type=click.Path(path_type=Path),
+        default=None,
+        show_default="datasets.toml if there, else the bundled prompts",
+        metavar="FILE",
+        help="Datasets to read: a TOML file of [[dataset]] tables, or one prompt file itself.",
+    ),
+    flag(
+        "--partition",
+        default="all",
+        metavar="NAMES",
+        help="Datasets of the manifest to take: `all`, or names with commas between.",
+    ),
+    flag(
+        "--max-samples",
+        type=AT_LEAST_ONE,
+        default=None,
+        show_default="no cap",
+        metavar="N",
+        help="Of each dataset, the first N eligible prompts. A dataset's own cap holds if lower.",
+    ),
+    flag(
+        "--max-tokens",
+        type=AT_LEAST_ONE,
+        default=None,
+        show_default="no cap",
+        metavar="N",
+        help="Of each dataset, prompt and response tokens stored. A dataset's own cap holds if lower.",
+    ),
+)
+
+which_model = together(
+    flag(
+        "--server-url",
+        "server_url",
+        multiple=True,
+        default=None,
+        show_default=DEFAULT_SERVER_URL,
+        metavar="URL",
+        help="An SGLang server that generates. May be given again.",
+    ),
+    flag(
+        "--model",
+        default=None,
+        show_default="what the server loaded",
+        metavar="ID",
+        help="Hub id or folder of the target, for its tokenizer and chat template.",
+    ),
+    flag(
+        "--capture",
+        default="eagle3",
+        metavar="NAME",
+        help="States to keep: eagle3 (three layers and the final), aux (three), final, or indices 2,16,29.",
+    ),
+    flag(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Run the tokenizer code that comes with the model.",
+    ),
+    flag(
+        "--short-max-tokens",
+        type=AT_LEAST_ONE,
+        default=10240,
+        metavar="N",
+        help="Most response tokens, lane short.",
+    ),
+    flag(
+        "--long-max-tokens",
+        type=AT_LEAST_ONE,
+        default=16384,
+        metavar="N",
+        help="Most response tokens, lane long.",
+    ),
+)
+
+how_run = together(
+    flag(
+        "--capture-server-url",
+        "capture_server_url",
+        multiple=True,
+        default=None,
+        show_default="the generating servers",
+        metavar="URL",
+        help="An SGLang server that captures. May be given again.",
+    ),
+    flag(
+        "--states",
+        type=click.Choice([mode.value for mode in StatesMode]),
+        default=StatesMode.REPLAY.value,
+        help="When states are taken: after generating, with it, or not now.",
+    ),
+    flag(
+        "--short-concurrency",
+        type=AT_LEAST_ONE,
+        default=150,
+        metavar="N",
+        help="Calls in flight per server, lane short.",
+    ),
+    flag(
+        "--long-concurrency",
+        type=AT_LEAST_ONE,
+        default=32,
+        metavar="N",
+        help="Calls in flight per server, lane long.",
+    ),
+    flag(
+        "--capture-concurrency",
+        type=AT_LEAST_ONE,
+        default=64,
+        metavar="N",
+        help="Calls in flight per server, lane capture.",
+    ),
+    flag("--allow-quantized-kv", is_flag=True, help="Accept a server whose KV cache is quantized."),
+    flag("--temperature", type=click.FloatRange(min=0.0), default=1.0, help="Sampling temperature."),
+    flag(
+        "--top-p",
+        type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+        default=1.0,
+        help="Sample among the likeliest tokens of this mass.",
+    ),
+    flag("--top-k", type=click.IntRange(min=-1), default=-1, help="Sample among so many; -1 for all."),
+    flag(
+        "--seed",
+        type=click.IntRange(min=0, max=2**32 - 1),
+        default=0,
+        help="Mixed with each prompt's id into the request's seed.",
+    ),
+)
