@@ -1,0 +1,70 @@
+"""Connections to Redis for everything but Celery's own: time-outs set, errors explained.
+
+Celery opens its own connections from the same URL (`celeryconfig.py`).
+"""
+
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from storage.errors import UnavailableError
+
+CONNECT_TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
+"""Longest wait for one reply; nothing we ask for takes Redis that long."""
+
+
+def connect(url: str) -> redis.Redis:
+    """A client that connects at its first command.
+
+    One retry at once: a pooled connection may have died with a Redis that is back by now. Longer
+    outages are their callers' business, who know what to do meanwhile.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=30,
+        retry=Retry(NoBackoff(), 1),
+    )
+
+
+def ping_or_explain(url: str) -> redis.Redis:
+    """A client whose Redis answers.
+
+    Raises `UnavailableError` with code `redis.away`.
+    """
+    where = without_password(url)
+    try:
+        client = connect(url)
+        client.ping()
+    except ValueError as error:
+        raise UnavailableError(
+            f"`{where}` is not the address of a Redis: {error}",
+            code="redis.url",
+            hint="set EYAS_REDIS_URL to something like redis://127.0.0.1:6379/0",
+        ) from None
+    except redis.AuthenticationError as error:
+        raise UnavailableError(
+            f"Redis at `{where}` refuses the password: {error}",
+            code="redis.password",
+            hint="set EYAS_REDIS_URL=redis://:PASSWORD@HOST:PORT/0",
+        ) from None
+    except (redis.RedisError, OSError) as error:
+        raise UnavailableError(
+            f"no Redis answers at `{where}`: {error}",
+            code="redis.away",
+            hint="start one with `producer up`, or set EYAS_REDIS_URL to one that runs",
+        ) from None
+    return client
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be printed."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -1,0 +1,46 @@
+"""The key space of Eyas in Redis: every key, its type and who writes it.
+
+    eyas:run              string  JSON {id, fingerprint, output_dir, spec, finished}: claimed by
+                                  `enqueue`, rewritten by the feeder
+    eyas:settings         string  JSON `runs.RunView`: by the feeder and `enqueue`; lanes poll it
+    eyas:feeder           string  who feeds: SET NX PX 15000, renewed every 5 s
+    eyas:window           hash    id (16 bytes) + stage (1 byte) → dataset: published, not stored yet
+    eyas:slots:<lane>     hash    "<url> <process>" → grant record, see `slots.py`
+    eyas:process:<name>   string  JSON `snapshots.ProcessSnapshot`, 15 s to live: by the process
+    eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
+    eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
+    eyas:garbage          list    bodies that were no message of ours, newest first, bounded
+
+Celery's own keys lie beside them: one list a queue (`short`, `long`, `capture`, `sink`,
+`sink.<node>`), `unacked`, `unacked_index`, `unacked_mutex`, `_kombu.*`. Nothing here may be
+trusted against the store: Redis is a queue and a scoreboard.
+"""
+
+RUN = "eyas:run"
+SETTINGS = "eyas:settings"
+FEEDER = "eyas:feeder"
+WINDOW = "eyas:window"
+FACTS = "eyas:facts"
+BOARD = "eyas:board"
+GARBAGE = "eyas:garbage"
+PROCESS_PREFIX = "eyas:process:"
+UNACKED = "unacked"
+UNACKED_INDEX = "unacked_index"
+
+STAGE_BYTES = {"generate": b"g", "capture": b"c"}
+"""Stage → its byte in a field of `WINDOW`."""
+
+
+def slots_key(lane: str) -> str:
+    """The hash of one lane's grants."""
+    return f"eyas:slots:{lane}"
+
+
+def process_key(name: str) -> str:
+    """The snapshot of one process."""
+    return PROCESS_PREFIX + name
+
+
+def window_field(id: bytes, stage: str) -> bytes:
+    """The field of `WINDOW` for one order."""
+    return id + STAGE_BYTES[stage]
