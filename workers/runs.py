@@ -15,11 +15,8 @@ from redis import Redis
 from storage.errors import UnsuitableError
 from storage.run import Run, RunSpec
 from storage.settings import RunSettings
+from workers.keys import BOARD, RUN, SETTINGS, WINDOW
 
-RUN = "eyas:run"
-SETTINGS = "eyas:settings"
-WINDOW = "eyas:window"
-BOARD = "eyas:board"
 
 CLAIM = """
 local held = redis.call('GET', KEYS[1])

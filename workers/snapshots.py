@@ -54,6 +54,10 @@ class Counters:
     """Acknowledged unrun: dataset closed, or another run's."""
     garbage: int = 0
     """Set aside: no message, or of another version."""
+    lost: int = 0
+    """States a sink found lost or damaged in the spool: they are captured again."""
+    state_bytes: int = 0
+    """Bytes of states a sink committed, as they lay in the spool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,12 @@ class ProcessSnapshot:
     counters: Counters = Counters()
     note: str = ""
     """Why it does nothing just now, when it does not; empty otherwise."""
+    spool_bytes: int | None = None
+    """Bytes in its node's spool; None where the process does not look."""
+    spool_max_bytes: int | None = None
+    """The spool's bound."""
+    disk_free_bytes: int | None = None
+    """Room left in the output's file system; None where the process does not write there."""
 
 
 def write_snapshot(redis: Redis, snapshot: ProcessSnapshot) -> None:
