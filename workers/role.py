@@ -1,0 +1,110 @@
+"""The feeder's role: one holder at a time, by a lease in Redis.
+
+The holder renews in a thread of its own, so that a long step does not cost it the role. It counts
+the lease on its own clock from before each renewal was sent, so it stops before anybody else may
+begin, even when it cannot reach Redis. What the holder does is in `feeder.py`.
+"""
+
+import contextlib
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Self
+
+from redis import Redis, RedisError
+
+from storage.errors import EyasError
+from workers.keys import FEEDER
+
+LEASE_S = 15.0
+RENEW_S = 5.0
+MARGIN_S = 2.0
+"""The holder stops so long before the lease ends by Redis' clock: clocks drift, threads wait."""
+
+RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class RoleLostError(EyasError):
+    """Somebody else may feed by now: the holder stops at once."""
+
+
+class Role:
+    """The role, held from `take` until `release`, or until it could not be renewed in time."""
+
+    def __init__(self, redis: Redis, name: str) -> None:
+        self.holder = f"{name} {uuid.uuid4().hex[:8]}"
+        """Unlike any other: a process that restarts under its old name is another holder."""
+        self._redis = redis
+        self._good_until = 0.0
+        self._stop = threading.Event()
+        self._renewer: threading.Thread | None = None
+
+    def take(self) -> bool:
+        """Whether the role is held now: it was free.
+
+        Raises `RedisError` when Redis is away.
+        """
+        asked = time.monotonic()
+        if not self._redis.set(FEEDER, self.holder, nx=True, px=int(LEASE_S * 1000)):
+            return False
+        self._good_until = asked + LEASE_S - MARGIN_S
+        self._stop.clear()
+        self._renewer = threading.Thread(target=self._renew, name="feeder-role", daemon=True)
+        self._renewer.start()
+        return True
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody else may hold it now."""
+        return time.monotonic() < self._good_until
+
+    def check(self) -> None:
+        """Raises `RoleLostError` unless the role is held."""
+        if not self.held:
+            raise RoleLostError(f"`{self.holder}` feeds no more", code="feeder.lost")
+
+    def release(self) -> None:
+        """Give the role back, for another to take at once."""
+        self._stop.set()
+        if self._renewer is not None:
+            self._renewer.join()
+        self._good_until = 0.0
+        with contextlib.suppress(RedisError, OSError):
+            self._redis.eval(RELEASE, 1, FEEDER, self.holder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEW_S if self.held else 0.0):
+            asked = time.monotonic()
+            try:
+                renewed = self._redis.eval(RENEW, 1, FEEDER, self.holder, int(LEASE_S * 1000))
+            except (RedisError, OSError):
+                if not self.held:
+                    return
+                self._stop.wait(0.5)
+                continue
+            if not renewed:
+                # Redis lost its data, or the lease ended while we could not reach it.
+                self._good_until = 0.0
+                return
+            self._good_until = asked + LEASE_S - MARGIN_S
+
+
+def holder_of(redis: Redis) -> str | None:
+    """Who holds the role now."""
+    held = redis.get(FEEDER)
+    if held is None:
+        return None
+    return held.decode() if isinstance(held, bytes) else held
