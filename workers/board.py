@@ -15,8 +15,9 @@ from typing import Any
 
 from redis import Redis
 
-from workers.keys import BOARD, PROCESS_PREFIX, process_key
+from workers.keys import BOARD
 
+PROCESS = "eyas:process:"
 PROCESS_TTL_S = 15
 """A process that has said nothing for so long is taken for gone."""
 
@@ -270,17 +271,17 @@ class Listening:
 
 def write_process(redis: Redis, snapshot: ProcessSnapshot) -> None:
     """Say it; it is forgotten after `PROCESS_TTL_S` unless said again."""
-    redis.set(process_key(snapshot.name), json.dumps(snapshot.to_json()), ex=PROCESS_TTL_S)
+    redis.set(PROCESS + snapshot.name, json.dumps(snapshot.to_json()), ex=PROCESS_TTL_S)
 
 
 def forget_process(redis: Redis, name: str) -> None:
     """Take back what an ending process said of itself."""
-    redis.delete(process_key(name))
+    redis.delete(PROCESS + name)
 
 
 def read_processes(redis: Redis) -> tuple[ProcessSnapshot, ...]:
     """What the live processes say, by name; what cannot be read is left out."""
-    keys = sorted(redis.scan_iter(match=f"{PROCESS_PREFIX}*", count=1000))
+    keys = sorted(redis.scan_iter(match=f"{PROCESS}*", count=1000))
     found = []
     for data in redis.mget(keys) if keys else []:
         try:

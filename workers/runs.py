@@ -17,7 +17,6 @@ from storage.run import Run, RunSpec
 from storage.settings import RunSettings
 from workers.keys import BOARD, RUN, SETTINGS, WINDOW
 
-
 CLAIM = """
 local held = redis.call('GET', KEYS[1])
 if held then
