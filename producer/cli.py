@@ -94,7 +94,7 @@ def defaults_from(path: Path) -> dict[str, Any]:
     Raises `UsageError` for a key that no command knows.
     """
     values = read_toml(path)
-    return {name: values for name in COMMANDS} if values else {}
+    return dict.fromkeys(COMMANDS, values) if values else {}
 
 
 def main() -> None:

@@ -1,0 +1,199 @@
+"""Rows to prompts, a batch at a time: parsed, rendered, tokenized, checked, identified.
+
+Pure of the store: `reading.py` keeps what comes from here. Memory holds one batch, whatever the
+source's size. Each row that gives no prompt is counted under its reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from producer.forms import Dropped, Given, Reason, Shape, Talk, parse
+from producer.occurrences import Occurrences
+from producer.sources import Row
+from producer.spans import message_ends, prompt_spans
+from producer.template import Template, TemplateRefusedError
+from storage.sample import Kind, Prompt, Span
+from storage.tokens import Tokens, as_tokens
+
+BATCH = 2048
+"""Rows parsed and tokenized together, and at most the prompts of one stored segment."""
+
+
+FEW = 64
+"""Rows parsed at least, however few are wanted: most of a source may be ineligible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a prompt has to keep to."""
+
+    vocab_size: int
+    """Every id must be below."""
+    max_input_tokens: int | None
+    """A request's ids must be fewer, its answer's first token included; None when not known."""
+    max_prompts: int | None = None
+    """Reading ends with so many."""
+    max_tokens: int | None = None
+    """Reading ends when the prompts alone reach so many tokens: nothing more could be stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row without a prompt, for people."""
+
+    where: str
+    """File and line."""
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What some rows in a row gave."""
+
+    prompts: Sequence[Prompt]
+    next_row: int
+    """Row to go on from."""
+    complete: bool
+    """Whether the source is at its end."""
+    dropped: Mapping[str, int]
+    """Reason → rows, of these rows alone."""
+    skipped: Sequence[Skipped] = field(default_factory=tuple)
+
+
+def make_prompts(
+    rows: Iterable[Row],
+    *,
+    dataset: str,
+    shape: Shape,
+    template: Template,
+    limits: Limits,
+    seen: Occurrences,
+    start: int = 0,
+) -> Iterator[Batch]:
+    """Prompts of the rows, which begin at number `start`, in order and up to the limits.
+
+    The last batch is the only one that is complete or ends before its rows do.
+    """
+    source = iter(rows)
+    wanted, room, next_row = limits.max_prompts, limits.max_tokens, start
+    while (wanted is None or wanted > 0) and (room is None or room > 0):
+        # Rows past the cap would be tokenized for nothing, single rows at a time are slow.
+        size = BATCH if wanted is None else min(BATCH, max(FEW, wanted))
+        chunk = list(islice(source, size))
+        prompts: list[Prompt] = []
+        dropped: Counter[str] = Counter()
+        skipped = []
+        capped = False
+        for row, made in zip(chunk, _make(chunk, shape, template, limits), strict=True):
+            next_row = row.number + 1
+            if isinstance(made, Dropped):
+                dropped[made.reason.value] += 1
+                skipped.append(Skipped(where=row.where, reason=made.reason, detail=made.detail))
+                continue
+            tokens, spans, given_from = made
+            prompts.append(
+                Prompt(
+                    id=seen.next_id(tokens),
+                    dataset=dataset,
+                    tokens=tokens,
+                    spans=spans,
+                    source_row=row.number,
+                    given_from=given_from,
+                )
+            )
+            room = None if room is None else room - tokens.size
+            capped = len(prompts) == wanted or (room is not None and room <= 0)
+            if capped:
+                break
+        wanted = None if wanted is None else wanted - len(prompts)
+        complete = len(chunk) < size and not capped
+        yield Batch(
+            prompts=prompts, next_row=next_row, complete=complete, dropped=dict(dropped), skipped=skipped
+        )
+        if complete:
+            return
+
+
+_Made = tuple[Tokens, tuple[Span, ...], int | None]
+
+
+def _make(rows: Sequence[Row], shape: Shape, template: Template, limits: Limits) -> list[_Made | Dropped]:
+    """For each row its tokens, spans and where a given answer begins, or why it has none."""
+    made: list[_Made | Dropped | None] = [None] * len(rows)
+    talks: list[tuple[int, Talk, str]] = []
+    for i, row in enumerate(rows):
+        if row.broken is not None:
+            made[i] = Dropped(Reason.BROKEN_JSON, row.broken)
+            continue
+        match parse(row.value, shape):
+            case Dropped() as dropped:
+                made[i] = dropped
+            case Given() as given:
+                made[i] = _given(given, limits)
+            case Talk() as talk:
+                text = _rendered(talk, template)
+                if isinstance(text, Dropped):
+                    made[i] = text
+                else:
+                    talks.append((i, talk, text))
+    if talks:
+        encoded = template.encode([text for _, _, text in talks])
+        for index, (i, talk, text) in enumerate(talks):
+            tokens = as_tokens(encoded.ids[index])
+            refused = _refused(tokens, limits, answered=False)
+            if refused is not None:
+                made[i] = refused
+                continue
+            ends = message_ends(template, talk.messages, text)
+            made[i] = (tokens, prompt_spans(talk.messages, ends, encoded, index, tokens.size), None)
+    return [one for one in made if one is not None]
+
+
+def _rendered(talk: Talk, template: Template) -> str | Dropped:
+    try:
+        text = template.render(talk.messages)
+        text.encode()
+    except TemplateRefusedError as error:
+        return Dropped(Reason.TEMPLATE, str(error)[:200])
+    except UnicodeEncodeError:
+        return Dropped(Reason.SURROGATE)
+    return text
+
+
+def _given(given: Given, limits: Limits) -> _Made | Dropped:
+    if given.ids.min() < 0 or given.ids.max() >= limits.vocab_size:
+        return _outside(int(given.ids.min() if given.ids.min() < 0 else given.ids.max()), limits)
+    tokens = as_tokens(given.ids)
+    refused = _refused(tokens, limits, answered=True)
+    if refused is not None:
+        return refused
+    if given.mask is None:
+        return tokens, (Span(start=0, end=tokens.size, turn=0, kind=Kind.KEPT),), 0
+    # Runs of equal mask values: one ends where the next begins.
+    turns = [0, *(np.flatnonzero(np.diff(given.mask)) + 1).tolist(), tokens.size]
+    spans = tuple(
+        Span(start=start, end=end, turn=turn, kind=Kind.KEPT if given.mask[start] else Kind.UNKNOWN)
+        for turn, (start, end) in enumerate(zip(turns[:-1], turns[1:], strict=True))
+    )
+    return tokens, spans, int(given.mask.argmax())
+
+
+def _refused(tokens: Tokens, limits: Limits, *, answered: bool) -> Dropped | None:
+    if not tokens.size:
+        return Dropped(Reason.NO_TOKENS)
+    if int(tokens.max()) >= limits.vocab_size:
+        return _outside(int(tokens.max()), limits)
+    # A generated response has a token at least, and prompt + response must fit a capture request.
+    most = None if limits.max_input_tokens is None else limits.max_input_tokens - (1 if answered else 2)
+    if most is not None and tokens.size > most:
+        return Dropped(Reason.TOO_LONG, f"{tokens.size} tokens, at most {most} fit")
+    return None
+
+
+def _outside(token: int, limits: Limits) -> Dropped:
+    return Dropped(Reason.VOCABULARY, f"id {token}, the vocabulary has {limits.vocab_size}")

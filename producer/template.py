@@ -1,0 +1,217 @@
+"""The target's tokenizer and chat template: found, identified by its files, and applied in batches.
+
+Rendered text is encoded with no special tokens added: a chat template writes its own. Which rows
+are rendered and what becomes of them is in `prompts.py`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.errors import UnavailableError, UnsuitableError
+from storage.files import read_json
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py"),
+)
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+OTHER_FILES = ("config.json", "configuration_*.py", "*.py")
+"""Read for the model's sizes, or imported by a tokenizer's own code; in no digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A target model's small files on this machine."""
+
+    model: str
+    """As the user or the server names it."""
+    path: Path
+
+    def tokenizer_digest(self) -> str:
+        """BLAKE2b-16 in hex over names and bytes of the tokenizer's files: the same on every version
+        of every library.
+        """
+        return _digest(self.path, TOKENIZER_FILES)
+
+    def template_digest(self) -> str:
+        """BLAKE2b-16 in hex over the chat template, wherever these files hold it."""
+        try:
+            inside = read_json(self.path / "tokenizer_config.json").get("chat_template")
+        except FileNotFoundError:
+            inside = None
+        return _digest(self.path, TEMPLATE_FILES, json.dumps(inside, sort_keys=True).encode())
+
+    def config(self) -> dict[str, Any]:
+        """`config.json`, of a model with several parts that of its text part; empty without one."""
+        try:
+            config = read_json(self.path / "config.json")
+        except FileNotFoundError:
+            return {}
+        inner = config.get("text_config") or config.get("llm_config")
+        return inner if isinstance(inner, dict) else config
+
+
+def find_model(model: str) -> ModelFolder:
+    """The folder of this name, else the hub's files of this id, from its cache or the network.
+
+    Raises `UnavailableError` when neither is there.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        folder = ModelFolder(model=model, path=path.absolute())
+        if not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
+            raise UnavailableError(
+                f"`{model}` holds no tokenizer",
+                code="tokenizer.missing",
+                hint="name the target's hub id or a folder with its tokenizer by `--model`",
+            )
+        return folder
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = [*TOKENIZER_FILES, *TEMPLATE_FILES, *OTHER_FILES]
+    try:
+        found = snapshot_download(model, allow_patterns=wanted)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UnavailableError(
+            f"no tokenizer for `{model}`: no such folder, and the hub gives none ({type(error).__name__})",
+            code="tokenizer.missing",
+            hint="name the target's hub id or a folder with its tokenizer by `--model`",
+        ) from None
+    return ModelFolder(model=model, path=Path(found))
+
+
+_UNASKED = "\0"
+"""Stands for a generation prompt nobody has looked for yet."""
+
+
+class Template:
+    """A loaded tokenizer with its chat template."""
+
+    def __init__(self, folder: ModelFolder, *, trust_remote_code: bool = False) -> None:
+        """Loads it; a second for the first in a process.
+
+        Raises `UnsuitableError` when it cannot be loaded, naming the flag if its own code is why.
+        """
+        # Without torch transformers says so on import; nothing here needs it.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        self.model = folder.model
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                folder.path, trust_remote_code=trust_remote_code, local_files_only=True
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+            own_code = "trust_remote_code" in str(error)
+            raise UnsuitableError(
+                f"the tokenizer of `{folder.model}` cannot be loaded: "
+                + ("it brings its own code" if own_code else f"{type(error).__name__}: {error}"),
+                code="tokenizer.code" if own_code else "tokenizer.unusable",
+                hint="read that code, then add `--trust-remote-code`"
+                if own_code
+                else "name another with `--model`",
+            ) from None
+        self.vocab_size = len(self._tokenizer)
+        self._generation_prompt: str | None = _UNASKED
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def render(self, messages: list[dict[str, Any]], *, for_answer: bool = True) -> str:
+        """The conversation as the template writes it; with `for_answer` up to where the model begins.
+
+        Raises `TemplateRefusedError` when the template does.
+        """
+        import jinja2
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=for_answer
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise TemplateRefusedError(f"{type(error).__name__}: {error}") from None
+        assert isinstance(text, str)
+        return text
+
+    def generation_prompt(self, messages: list[dict[str, Any]]) -> str | None:
+        """What the template adds for the model to begin with; None when that cannot be told.
+
+        It is the same after every user turn, so it is found once, by rendering one conversation
+        both ways.
+        """
+        if self._generation_prompt is _UNASKED:
+            self._generation_prompt = None
+            with_it = self.render(messages)
+            try:
+                without = self.render(messages, for_answer=False)
+            except TemplateRefusedError:
+                return None
+            if with_it.startswith(without):
+                self._generation_prompt = with_it.removeprefix(without)
+        return self._generation_prompt
+
+    def encode(self, texts: Sequence[str]) -> "Encoded":
+        """The texts' ids, on all cores where the tokenizer can."""
+        encoded = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # it would warn of texts longer than the model; their length is checked
+        )
+        return Encoded(ids=encoded["input_ids"], encodings=encoded.encodings)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The ids as text, special tokens included: a view for people."""
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        assert isinstance(text, str)
+        return text
+
+
+class TemplateRefusedError(Exception):
+    """A chat template does not take this conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A batch of encoded texts."""
+
+    ids: list[list[int]]
+    encodings: list[Any] | None
+    """The `tokenizers` library's view with offsets; None from a tokenizer written in Python."""
+
+    def token_at(self, text: int, char: int) -> int | None:
+        """How many tokens of text number `text` begin before this character; None if unknown.
+
+        A token that spans the character begins before it.
+        """
+        if self.encodings is None:
+            return None
+        encoding = self.encodings[text]
+        for at in range(char, char + 16):  # a normalizer may leave spaces without a token
+            token = encoding.char_to_token(at)
+            if token is not None:
+                start, _ = encoding.token_to_chars(token)
+                return int(token) + (1 if start < char else 0)
+        return None
+
+
+def _digest(folder: Path, patterns: Sequence[str], before: bytes = b"") -> str:
+    digest = hashlib.blake2b(before, digest_size=16)
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
+        name = file.relative_to(folder).as_posix().encode()
+        content = file.read_bytes()
+        digest.update(len(name).to_bytes(4, "little") + name + len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
