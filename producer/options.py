@@ -19,11 +19,16 @@ DEFAULT_SERVER_URL = "http://127.0.0.1:30000"
 DEFAULT_OUTPUT_DIR = "eyas-data"
 
 
-def flag(name: str, *, help: str, **settings: Any) -> Callable[[Decorated], Decorated]:  # noqa: A002
+def flag(
+    name: str,
+    *also: str,
+    help: str,  # noqa: A002
+    **settings: Any,
+) -> Callable[[Decorated], Decorated]:
     """An option `--name` with its variable `EYAS_NAME`, both and the default shown in `--help`."""
-    variable = "EYAS_" + name.removeprefix("--").replace("-", "_").upper()
+    variable = "EYAS_" + name.partition("/")[0].removeprefix("--").replace("-", "_").upper()
     settings = {"show_default": True, "show_envvar": True} | settings
-    return click.option(name, envvar=variable, help=help, **settings)
+    return click.option(name, *also, envvar=variable, help=help, **settings)
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
