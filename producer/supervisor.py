@@ -258,6 +258,9 @@ class Supervisor:
         else:
             self.folder.forget()
         _log("stopped")
+        if self._owner_is_gone():
+            # nobody is left to remove what was made for the owner alone
+            rmtree(self.folder.path, ignore_errors=True)
 
     def _stop(self, children: list[Child], grace_s: float) -> None:
         deadline = time.monotonic() + grace_s

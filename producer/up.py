@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 
@@ -28,11 +29,13 @@ ANSWERS_WITHIN_S = 30.0
 """A supervisor that has written no state by then has not started."""
 
 
-def bring_up(request: Request, config: Config, folder: StateFolder) -> UpState:
+def bring_up(
+    request: Request, config: Config, folder: StateFolder, environ: Mapping[str, str] = os.environ
+) -> UpState:
     """Everything asked for, running and ready; what runs already is left as it is.
 
-    Raises `UnavailableError` naming the log when something does not come up; then nothing of this call
-    is left behind.
+    `environ` is what the processes inherit. Raises `UnavailableError` naming the log when something
+    does not come up; then nothing of this call is left behind.
     """
     folder.create()
     state = folder.read_state()
@@ -42,7 +45,7 @@ def bring_up(request: Request, config: Config, folder: StateFolder) -> UpState:
     before = folder.read_plan() if state is not None else None
     plan = make_plan(request, folder, before)
     if state is None:
-        return _begin(plan, config, folder)
+        return _begin(plan, folder, _environment(plan, config, folder, environ))
     wanted = {service.name for service in plan.services} - set(state.processes)
     if not wanted:
         say(f"already up: {', '.join(state.processes)} (supervisor {state.pid}); `producer down` stops it")
@@ -53,7 +56,7 @@ def bring_up(request: Request, config: Config, folder: StateFolder) -> UpState:
     return _wait(folder, plan)
 
 
-def _begin(plan: Plan, config: Config, folder: StateFolder) -> UpState:
+def _begin(plan: Plan, folder: StateFolder, environment: Mapping[str, str]) -> UpState:
     say(f"starting {', '.join(s.name for s in plan.services)}; logs in {folder.logs}")
     folder.write_plan(plan)
     with folder.log("supervisor").open("ab", buffering=0) as log:
@@ -62,7 +65,7 @@ def _begin(plan: Plan, config: Config, folder: StateFolder) -> UpState:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(plan, config, folder) | {MARK: token_hex(16)},
+            env={**environment, MARK: token_hex(16)},
             # the folder of settings files is the caller's; workers get theirs by environment alone
             cwd=folder.path,
             start_new_session=True,
@@ -136,16 +139,13 @@ def _no_supervisor(folder: StateFolder) -> UnavailableError:
     )
 
 
-def _environment(plan: Plan, config: Config, folder: StateFolder) -> dict[str, str]:
+def _environment(
+    plan: Plan, config: Config, folder: StateFolder, environ: Mapping[str, str]
+) -> dict[str, str]:
     """What every process of ours is told; secrets go this way and never into a file."""
-    root = str(Path(__file__).absolute().parent.parent)
-    paths = [
-        root,
-        *(str(Path(p).absolute()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p),
-    ]
     told = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        **environ,
+        "PYTHONPATH": import_path(environ),
         "EYAS_STATE_DIR": str(folder.path),
         "EYAS_REDIS_URL": plan.redis_url,
         "EYAS_NODE": config.node,
@@ -159,6 +159,13 @@ def _environment(plan: Plan, config: Config, folder: StateFolder) -> dict[str, s
     else:
         told.pop("EYAS_OUTPUT_DIR", None)
     return told
+
+
+def import_path(environ: Mapping[str, str]) -> str:
+    """A PYTHONPATH under which a process finds this very Eyas from any folder, installed or not."""
+    root = str(Path(__file__).absolute().parent.parent)
+    others = (str(Path(p).absolute()) for p in environ.get("PYTHONPATH", "").split(os.pathsep) if p)
+    return os.pathsep.join(dict.fromkeys([root, *others]))
 
 
 def running_here(redis_url: str, node: str) -> frozenset[str]:

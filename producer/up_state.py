@@ -169,6 +169,7 @@ class StateFolder:
         """Removes plan and state: nothing is up."""
         for name in ("up.json", "plan.json"):
             (self.path / name).unlink(missing_ok=True)
+        (self.redis / "redis.conf").unlink(missing_ok=True)
         for left in self.path.glob("*.tmp"):
             left.unlink(missing_ok=True)
 
