@@ -7,6 +7,7 @@ steps leaves the old file or the new one, and at worst a `.tmp` that the next wr
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedError(f"`{path}` does not hold a JSON object", code="file.damaged")
     return content
+
+
+def create_json(path: Path, content: Mapping[str, Any]) -> bool:
+    """Write `path`, durably, unless it exists: of two that try at once, one does it.
+
+    False when it was there already.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        write_json(temporary, content)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+    return True

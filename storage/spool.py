@@ -55,9 +55,9 @@ class ValueCheck:
         return self.rows > 0 and self.non_finite == 0 and self.zero_rows == 0
 
 
-def spool_name(id: bytes) -> str:
+def spool_name(sample_id: bytes) -> str:
     """A file name for one attempt at a prompt: its id and 8 random bytes, in hex."""
-    return f"{id.hex()}-{secrets.token_hex(8)}"
+    return f"{sample_id.hex()}-{secrets.token_hex(8)}"
 
 
 class Spool:
@@ -99,7 +99,8 @@ class Spool:
             raise FullError(
                 f"the spool `{self.folder}` holds its limit of `{self.max_bytes}` bytes",
                 code="spool.full",
-                hint="a sink on this node empties it: `celery -A workers worker -Q sink`; or raise EYAS_SPOOL_MAX_GB",
+                hint="a sink on this node empties it: `celery -A workers worker -Q sink`; or raise "
+                "EYAS_SPOOL_MAX_GB",
             )
         return SpoolWriter(self, name, shape)
 
@@ -153,7 +154,7 @@ class Spool:
         for entry in self._files():
             try:
                 if entry.stat(follow_symlinks=False).st_mtime <= limit:
-                    os.unlink(entry.path)
+                    Path(entry.path).unlink()
                     swept += 1
             except FileNotFoundError:
                 continue
@@ -205,7 +206,7 @@ class SpoolWriter:
             raise ValueError(f"rows of {rows.dtype} {rows.shape[1:]} in a spool file of {self._shape}")
         if self._rows + len(rows) > self._shape[0]:
             raise ValueError(f"more than {self._shape[0]} rows")
-        data = memoryview(np.ascontiguousarray(rows, dtype="<u2").reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(rows, dtype="<u2").reshape(-1).view(np.uint8).data
         self._crc32 = zlib.crc32(data, self._crc32)
         self._rows += len(rows)
         try:
@@ -271,7 +272,7 @@ class SpoolReader:
 
     def readinto(self, rows: NDArray[np.uint16]) -> None:
         """Fill contiguous `rows`, uint16 [t, L, H], with the next rows."""
-        buffer = memoryview(rows.reshape(-1).view(np.uint8))
+        buffer = rows.reshape(-1).view(np.uint8).data
         filled = 0
         while filled < len(buffer):
             try:

@@ -1,0 +1,63 @@
+"""Dead letters as a segment's arrays, and back. Committing them is `store.py`'s.
+
+`id`, `digest` uint8 [N, 16] (zeros where no response is meant) · `dataset`, `capture`, `code`
+uint16 [N], places in the attributes of those names · `stage` uint8 [N] · `attempts` int32 [N] ·
+`message_offset` int64 [N + 1] into `message` uint8 (UTF-8).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from storage.columns import ids_array, ids_list, numbered, texts_array
+from storage.sample import Failure, Stage
+from storage.segment import Segment, Staging
+from storage.tokens import ID_BYTES
+
+STAGES = tuple(Stage)
+"""A stage is its place here: only ever appended to."""
+
+
+def stage_failures(staging: Staging, batch: Sequence[Failure]) -> None:
+    """Write dead letters into a staging folder, complete and durable."""
+    datasets, dataset = numbered([failure.dataset for failure in batch])
+    captures, capture = numbered([failure.capture or "" for failure in batch])
+    codes, code = numbered([failure.code for failure in batch])
+    message_offset, message = texts_array([failure.message for failure in batch])
+    staging.plain("id", ids_array([failure.id for failure in batch]))
+    staging.plain("digest", ids_array([failure.digest or bytes(ID_BYTES) for failure in batch]))
+    staging.plain("dataset", dataset)
+    staging.plain("capture", capture)
+    staging.plain("code", code)
+    staging.plain("stage", np.array([STAGES.index(failure.stage) for failure in batch], np.uint8))
+    staging.plain("attempts", np.array([failure.attempts for failure in batch], np.int32))
+    staging.plain("message_offset", message_offset)
+    staging.sliced("message", message)
+    staging.finish(
+        {
+            "samples": len(batch),
+            "datasets": datasets,
+            "captures": captures,
+            "codes": codes,
+            "stages": [stage.value for stage in STAGES],
+        }
+    )
+
+
+def read_failures(segment: Segment) -> Iterator[Failure]:
+    """All of the segment's dead letters."""
+    names = segment.attributes
+    ids, digests = ids_list(segment.column("id")), ids_list(segment.column("digest"))
+    columns = [segment.column(name).tolist() for name in ("dataset", "capture", "code", "stage", "attempts")]
+    offset, text = segment.column("message_offset"), segment.column("message").tobytes()
+    for row, (dataset, capture, code, stage, attempts) in enumerate(zip(*columns, strict=True)):
+        yield Failure(
+            id=ids[row],
+            digest=digests[row] if digests[row] != bytes(ID_BYTES) else None,
+            capture=names["captures"][capture] or None,
+            dataset=names["datasets"][dataset],
+            stage=STAGES[stage],
+            attempts=attempts,
+            code=names["codes"][code],
+            message=text[offset[row] : offset[row + 1]].decode(),
+        )

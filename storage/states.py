@@ -1,0 +1,69 @@
+"""Hidden states from the spool into a segment's arrays, streamed. Committing is `store.py`'s.
+
+`id`, `digest` uint8 [N, 16] · `offset` int64 [N + 1] into `states` uint16 [ΣT, L, H] (bf16 bits,
+rows aligned with tokens) · `crc32` uint32 [N] over a sample's raw bytes · `facts` uint16 [N], a
+place in the attribute `facts`. Attributes: `dtype`, `hs_indices`, `norm`, `facts`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from storage.columns import ids_array, numbered, offsets
+from storage.errors import SpoolLostError
+from storage.sample import States
+from storage.segment import Staging
+from storage.spool import BUFFER_BYTES, Spool
+
+
+class SampleLostError(SpoolLostError):
+    """Which of a batch cannot be read from the spool: it is written again without that one."""
+
+    def __init__(self, states: States, error: SpoolLostError) -> None:
+        super().__init__(error.message, code=error.code, hint=error.hint)
+        self.states = states
+
+
+def alike(states: States) -> tuple[object, ...]:
+    """What the samples of one segment must have in common."""
+    return (states.capture, states.hs_indices, states.norm, states.spool.shape[1:])
+
+
+def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> None:
+    """Stream the samples, all `alike`, into a staging folder, complete and durable.
+
+    Each tensor is read once, straight into the chunk that is encoded, and checked at its end.
+    Raises `SampleLostError` for the first that is lost or damaged; nothing of this staging
+    folder may be committed then.
+    """
+    layers, hidden = batch[0].spool.shape[1:]
+    lengths = [states.spool.shape[0] for states in batch]
+    facts, facts_place = numbered([states.facts_id for states in batch])
+    with staging.stream("states", (sum(lengths), layers, hidden)) as writer:
+        for states in batch:
+            try:
+                with spool.reader(states.spool) as reader:
+                    left, block = states.spool.shape[0], max(1, BUFFER_BYTES // (layers * hidden * 2))
+                    while left:
+                        rows = writer.room(min(left, block))
+                        reader.readinto(rows)
+                        writer.advance(len(rows))
+                        left -= len(rows)
+                    reader.check()
+            except SpoolLostError as error:
+                raise SampleLostError(states, error) from error
+        writer.close()
+    staging.plain("id", ids_array([states.id for states in batch]))
+    staging.plain("digest", ids_array([states.digest for states in batch]))
+    staging.plain("offset", offsets(lengths))
+    staging.plain("crc32", np.array([states.spool.crc32 for states in batch], np.uint32))
+    staging.plain("facts", facts_place)
+    staging.finish(
+        {
+            "samples": len(batch),
+            "dtype": "bfloat16 bits as uint16",
+            "hs_indices": list(batch[0].hs_indices),
+            "norm": batch[0].norm,
+            "facts": facts,
+        }
+    )
