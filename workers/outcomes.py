@@ -61,7 +61,7 @@ OUTCOMES = MappingProxyType(
         "states.decoder": Outcome.AGAIN,  # the decoding process died
         # nothing was sent
         "prompt.tokens": Outcome.DEAD,  # an id outside the vocabulary kills the whole server
-        "prompt.too_long": Outcome.DEAD,
+        "prompt.long": Outcome.DEAD,
     }
 )
 """Code → outcome. A code that is not here is a fault of ours: `KeyError`."""
@@ -82,6 +82,10 @@ class ServerAwayError(UnavailableError):
         self.in_flight = in_flight
 
 
+class StaleOrderError(EyasError):
+    """An order for a capture that the run no longer wants: acknowledged, nothing is recorded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """Pauses that double from the first to the longest, each spread over half to all of itself."""
@@ -91,7 +95,7 @@ class Backoff:
 
     def pause_s(self, failures: int) -> float:
         """The pause after so many failures in a row, from 1."""
-        whole = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
+        whole = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
         # Jitter: the calls of 150 threads fail together and must not come back together.
         return whole * random.uniform(0.5, 1.0)  # noqa: S311
 

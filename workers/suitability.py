@@ -186,7 +186,7 @@ def _check_prefill(facts: ServerFacts, needs: Needs, url: str) -> None:
     # A chunk at least as long as any request still splits what shares a batch with others.
     if facts.plugin is None and facts.chunked_prefill_size is not None:
         raise UnsuitableError(
-            f"{url} prefills in chunks of `{facts.chunked_prefill_size}` and would lose rows of hidden states",
+            f"{url} prefills in chunks of `{facts.chunked_prefill_size}`, which loses rows of hidden states",
             code="server.chunked",
             hint="start it with `--chunked-prefill-size -1`, or " + INSTALL_PLUGIN,
         )
