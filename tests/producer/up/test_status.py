@@ -1,0 +1,159 @@
+"""status and watch over a real store and a real Redis: whom they believe, what they say, how they end."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import redis
+
+from tests.producer.up.stored import DATASET, board, small_store
+from tests.producer.up.supervised import until
+from workers.board import write_board
+from workers.runs import claim
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+def producer(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "producer.cli", *arguments],
+        cwd=cwd,
+        env=environment(cwd),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": root, "EYAS_STATE_DIR": str(folder / "state")}
+
+
+def carry(redis_url: str, store: object, **changes: object) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        claim(client, store.run, store.path)
+        write_board(client, board(store, **changes))
+
+
+def test_the_table_shows_each_dataset_lane_and_server(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"))
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path)
+    assert said.returncode == 0
+    words = said.stdout.split()
+    for expected in ("B1", "away", "short", "connection", "refused", "tiny"):
+        assert expected in words
+    assert "4 213 of 7 000 samples" in said.stdout
+    assert "1.2 M tokens" in said.stdout
+    assert "12 min left" in said.stdout
+    assert "3.4 K tok/s generated" in said.stdout
+    assert "nobody serves short" in said.stdout
+
+
+def test_json_holds_the_board_and_whose_figures_they_are(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"))
+    said = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    assert (said["source"], said["done"], said["wanted"]) == ("redis", 4213, 7000)
+    assert said["datasets"][0]["tokens"] == 1_234_567
+    assert said["servers"][0]["state"] == "away"
+
+
+def test_without_redis_the_store_is_asked_and_status_says_so(tmp_path: Path) -> None:
+    small_store(tmp_path / "out")
+    said = producer(
+        "status", "--json", "--redis-url", NOBODY, "--output-dir", str(tmp_path / "out"), cwd=tmp_path
+    )
+    report = json.loads(said.stdout)
+    assert report["source"] == "store"
+    (dataset,) = report["datasets"]
+    assert {name: dataset[name] for name in ("wanted", "generated", "stored", "failed", "tokens")} == {
+        "wanted": 5,
+        "generated": 2,
+        "stored": 2,
+        "failed": 1,
+        "tokens": 2 * 7,
+    }
+    assert report["finished"] is False
+    assert "does not answer" in report["notes"][0]
+
+
+def test_a_board_nobody_renews_gives_way_to_the_store(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"), at=time.time() - 100)
+    report = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    assert report["source"] == "store"
+    assert report["wanted"] == 5
+    assert any("no sink is up" in note for note in report["notes"])
+
+
+def test_with_neither_redis_nor_store_the_error_says_what_to_type(tmp_path: Path) -> None:
+    said = producer("status", "--redis-url", NOBODY, cwd=tmp_path)
+    assert said.returncode == 3
+    assert said.stderr.startswith("error: there is no run in")
+    assert "\n\nhint: begin one with `producer enqueue`" in said.stderr
+
+
+def test_another_run_in_redis_is_not_taken_for_this_one(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "theirs"))
+    small_store(tmp_path / "ours", responses=1, failures=0)
+    arguments = ("status", "--json", "--redis-url", redis_url, "--output-dir", str(tmp_path / "ours"))
+    report = json.loads(producer(*arguments, cwd=tmp_path).stdout)
+    assert report["datasets"][0]["stored"] == 1
+    assert str(tmp_path / "theirs") in report["notes"][0]
+
+
+def test_watch_of_a_finished_run_ends_at_once_with_0(tmp_path: Path) -> None:
+    small_store(tmp_path / "out", responses=5, failures=0)
+    said = producer("watch", "--redis-url", NOBODY, "--output-dir", str(tmp_path / "out"), cwd=tmp_path)
+    assert said.returncode == 0
+    assert "watch state=finished done=5 wanted=5 generated=5 stored=5 failed=0 tokens=35" in said.stdout
+
+
+def test_watch_of_a_run_with_dead_letters_ends_with_1(tmp_path: Path) -> None:
+    small_store(tmp_path / "out", responses=4, failures=1)
+    said = producer("watch", "--redis-url", NOBODY, "--output-dir", str(tmp_path / "out"), cwd=tmp_path)
+    assert said.returncode == 1
+
+
+def test_watch_follows_the_run_to_its_end_line_by_line(tmp_path: Path, redis_url: str) -> None:
+    store = small_store(tmp_path / "out", responses=5, failures=0)
+    carry(redis_url, store)
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: "state=running done=4213 wanted=7000" in log.read_text())
+        assert "short_in_flight=3" in log.read_text()
+        done = dataclasses.replace(DATASET, stored=7000, failed=0, finished=True)
+        carry(redis_url, store, datasets=(done,), finished=True)
+        assert watching.wait(timeout=30) == 0
+        assert "state=finished done=7000" in log.read_text()
+    finally:
+        watching.kill()
+        watching.wait()
+
+
+def test_ctrl_c_ends_the_watching_with_130(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"))
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert watching.stdout.readline().startswith("run id=")
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(timeout=30) == 130
+    watching.stdout.close()
