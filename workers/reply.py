@@ -3,7 +3,6 @@
 Whether the reply is what was asked for is in `checks.py`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +62,7 @@ def _read(content: Any) -> Reply:
     return Reply(
         rid=str(meta["id"]),
         tokens=as_tokens(content["output_ids"]),
-        text=_printable(str(content.get("text") or "")),
+        text=printable(str(content.get("text") or "")),
         finish=str(finish["type"]),
         finish_message=str(finish.get("message") or ""),
         finish_status=int(finish.get("status_code") or 0),
@@ -102,23 +101,6 @@ def _read_states(content: Mapping[str, Any]) -> RepliedStates:
     )
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without the lone halves of a pair that JSON can say and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
-
-
-def error_message(body: bytes) -> str:
-    """What an error's body says, in any of the server's three shapes; at most 300 characters.
-
-    `{"error": "…"}`, `{"error": {"message": "…"}}`, `{"object": "error", "message": "…"}`; text
-    that is not JSON is taken as it is.
-    """
-    try:
-        content = json.loads(body)
-    except ValueError:
-        content = body.decode(errors="replace")
-    if isinstance(content, Mapping):
-        content = content.get("error") or content.get("message") or content
-    if isinstance(content, Mapping):
-        content = content.get("message") or content
-    return _printable(" ".join(str(content).split())[:300])

@@ -8,6 +8,7 @@ request holds, in `requests.py`.
 import asyncio
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,9 +20,11 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from storage.errors import FullError, UnsuitableError, UsageError
+from storage.run import CaptureSpec
 from workers.facts import ServerFacts, read_facts
+from workers.http_errors import error_message, refusal
 from workers.outcomes import CallError, ServerAwayError
-from workers.reply import Reply, error_message, read_reply
+from workers.reply import Reply, read_reply
 
 CONNECT_S = 5.0
 """A host that does not accept in this time is away."""
@@ -98,13 +101,37 @@ class SGLangClient:
         except UnsuitableError as error:
             raise UnsuitableError(f"{url}: {error.message}", code=error.code, hint=error.hint) from None
 
-    async def probe(self, url: str) -> None:
-        """Returns when the server has generated one token: what no health route proves."""
-        body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    async def probe(self, url: str, capture: CaptureSpec | None = None) -> None:
+        """Returns when the server has generated one token: what no health route proves.
+
+        With `capture` it asks a stock server for the states of two tokens as well, and raises
+        `UnsuitableError` when their rows are not as wide as the run's.
+        """
+        body: dict[str, Any] = {
+            "input_ids": [1, 2],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "extra_key": secrets.token_hex(8),
+            "return_hidden_states": capture is not None,
+        }
         try:
-            await self.generate(url, body, deadline_s=PROBE_S)
-        except CallError as error:
+            decoded = await self._generate(url, body, PROBE_S)
+            if capture is None:
+                read_reply(decoded)
+                return
+            width = len(decoded["meta_info"]["hidden_states"][0][0])
+        except (CallError, FullError) as error:
             raise ServerAwayError(f"{url}: the probe got: {error.message}", code=error.code) from None
+        except (KeyError, TypeError, IndexError) as error:
+            message = f"{url}: the probe got no hidden states: {error!r}"
+            raise ServerAwayError(message, code="states.missing") from None
+        wanted = len(capture.hs_indices) * capture.hidden_size
+        if width != wanted:
+            raise UnsuitableError(
+                f"{url} gives rows of `{width}` values; `{capture.name}` is {len(capture.hs_indices)} × "
+                f"{capture.hidden_size}",
+                code="server.other_layers",
+                hint="start it with the layers that the run wants: `--return-aux-hidden-state-layer-ids`",
+            )
 
     async def answers(self, url: str) -> bool:
         """Whether anything answers HTTP there now, draining or not."""
@@ -133,17 +160,7 @@ class SGLangClient:
         Raises `CallError` when the call or its reply went wrong, `FullError` when the server's
         spool is full. Cancelled, it closes the connection and the server aborts the request.
         """
-        content = bytearray()
-        async with self._post(url, body, deadline_s) as response:
-            async for chunk in response.aiter_bytes():
-                content += chunk
-                if len(content) > REPLY_BYTES:
-                    raise CallError(f"the reply is longer than `{REPLY_BYTES}` bytes", code="reply.garbage")
-        try:
-            decoded = json.loads(content)
-        except ValueError as error:
-            raise CallError(f"the reply is not JSON: {error}"[:300], code="reply.garbage") from None
-        return read_reply(decoded)
+        return read_reply(await self._generate(url, body, deadline_s))
 
     async def generate_to_file(
         self, url: str, body: Body, path: Path, *, max_bytes: int, deadline_s: float
@@ -160,6 +177,18 @@ class SGLangClient:
                     if size > max_bytes:
                         raise CallError(f"the reply is longer than `{max_bytes}` bytes", code="reply.garbage")
                     file.write(chunk)
+
+    async def _generate(self, url: str, body: Body, deadline_s: float) -> Any:
+        content = bytearray()
+        async with self._post(url, body, deadline_s) as response:
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > REPLY_BYTES:
+                    raise CallError(f"the reply is longer than `{REPLY_BYTES}` bytes", code="reply.garbage")
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise CallError(f"the reply is not JSON: {error}"[:300], code="reply.garbage") from None
 
     @asynccontextmanager
     async def _post(self, url: str, body: Body, deadline_s: float) -> AsyncIterator[httpx.Response]:
@@ -225,30 +254,6 @@ class SGLangClient:
             code="server.not_sglang",
             hint="give the address of an SGLang server with `--server-url`",
         )
-
-
-def refusal(url: str, status: int, body: bytes) -> CallError | FullError:
-    """The error in an answer other than 200."""
-    said = error_message(body)
-    message = f"{url}: `{status}` {said}"
-    match status:
-        case 401 | 403:
-            code = "server.key"
-        case 404 | 405:
-            code = "server.not_found"
-        case 429 | 502 | 503 | 504:
-            code = "server.busy"
-        case 500 if "call_upstream" in said:  # the router, for a worker that died
-            code = "server.busy"
-        case 507:
-            return FullError(f"{url}: the server's spool is full: {said}", code="spool.full")
-        case _ if status >= 500:
-            code = "server.error"
-        case 400 if "Duplicate request ID" in said:
-            code = "server.duplicate_rid"
-        case _:
-            code = "server.refused"
-    return CallError(message, code=code)
 
 
 async def _beginning(response: httpx.Response) -> bytes:
