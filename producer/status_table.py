@@ -67,7 +67,7 @@ def facts(board: Board) -> dict[str, Fact]:
         said["generated_tok_per_s"] = round(board.rates.generated_tokens_per_s, 1)
         said["samples_per_s"] = round(board.rates.samples_per_s, 2)
     if board.left_s is not None and not board.finished:
-        said["left"] = duration(board.left_s)
+        said["left_s"] = round(board.left_s)
     said["sink_waiting"] = board.sink_waiting
     away = [server.url for server in board.servers if server.state is not ServerState.UP]
     if away:
@@ -102,7 +102,7 @@ def _progress(board: Board) -> Iterator[str]:
 
 
 def _datasets(board: Board) -> "Table":
-    table = _table("dataset", "wanted>", "generated>", "stored>", "failed>", "cut>", "tokens>", "", "")
+    table = _table("dataset", "wanted>", "generated>", "stored>", "failed>", "truncated>", "tokens>", "", "")
     for dataset in board.datasets:
         table.add_row(
             dataset.name,

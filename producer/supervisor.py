@@ -28,7 +28,7 @@ FIRST_DELAY_S = 0.2
 """Before the first restart; doubled for each further one."""
 LONGEST_DELAY_S = 10.0
 """A restarted lane must take up work again within 60 s, its start included."""
-HEALTHY_AFTER_S = 30.0
+HEALTHY_AFTER_S = 15.0
 """A service that ran so long begins at the first delay again."""
 READY_WITHIN_S = 120.0
 """After this a service that is not ready has failed to start."""
