@@ -61,29 +61,47 @@ def stage_responses(staging: Staging, batch: Sequence[Response]) -> None:
     )
 
 
-def read_response(segment: Segment, row: int) -> Response:
-    """The response in this row of the segment."""
-    one = {
-        name: segment.array(name).read(row, row + 1)[0]
-        for name in ("id", "digest", "dataset", "prompt_length", "finish", "counts", "timings", "facts")
-    }
-    begin, end = segment.array("offset").read(row, row + 2)
-    span_begin, span_end = segment.array("span_offset").read(row, row + 2)
-    text_begin, text_end = segment.array("text_offset").read(row, row + 2)
-    cached, retractions, attempt = one["counts"].tolist()
-    e2e_s, queue_s, first_token_s = one["timings"].tolist()
-    return Response(
-        id=one["id"].tobytes(),
-        digest=one["digest"].tobytes(),
-        dataset=segment.attributes["datasets"][int(one["dataset"])],
-        tokens=segment.array("tokens").read(begin, end),
-        prompt_length=int(one["prompt_length"]),
-        spans=spans_of(segment.array("spans").read(span_begin, span_end)),
-        text=segment.array("text").read(text_begin, text_end).tobytes().decode(),
-        finish=FINISHES[int(one["finish"])],
-        cached_tokens=cached,
-        retractions=retractions,
-        attempt=attempt,
-        timings=Timings(e2e_s=e2e_s, queue_s=queue_s, first_token_s=first_token_s),
-        facts_id=segment.attributes["facts"][int(one["facts"])],
-    )
+class ResponseColumns:
+    """A segment's responses for reading: the small columns in memory, tokens and text on demand."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Read the columns; raises as `ArrayFile.read` does."""
+        self._segment = segment
+        self._ids = segment.column("id")
+        self._digests = segment.column("digest")
+        self._datasets = segment.column("dataset")
+        self._offset = segment.column("offset")
+        self._prompt_length = segment.column("prompt_length")
+        self._span_offset = segment.column("span_offset")
+        self._text_offset = segment.column("text_offset")
+        self._finish = segment.column("finish")
+        self._counts = segment.column("counts")
+        self._timings = segment.column("timings")
+        self._facts = segment.column("facts")
+        self._tokens = segment.array("tokens")
+        self._spans = segment.array("spans")
+        self._text = segment.array("text")
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def response(self, row: int) -> Response:
+        """The response in this row."""
+        names = self._segment.attributes
+        cached, retractions, attempt = self._counts[row].tolist()
+        e2e_s, queue_s, first_token_s = self._timings[row].tolist()
+        return Response(
+            id=self._ids[row].tobytes(),
+            digest=self._digests[row].tobytes(),
+            dataset=names["datasets"][self._datasets[row]],
+            tokens=self._tokens.read(*self._offset[row : row + 2]),
+            prompt_length=int(self._prompt_length[row]),
+            spans=spans_of(self._spans.read(*self._span_offset[row : row + 2])),
+            text=self._text.read(*self._text_offset[row : row + 2]).tobytes().decode(),
+            finish=FINISHES[self._finish[row]],
+            cached_tokens=cached,
+            retractions=retractions,
+            attempt=attempt,
+            timings=Timings(e2e_s=e2e_s, queue_s=queue_s, first_token_s=first_token_s),
+            facts_id=names["facts"][self._facts[row]],
+        )

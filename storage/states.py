@@ -8,11 +8,12 @@ place in the attribute `facts`. Attributes: `dtype`, `hs_indices`, `norm`, `fact
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from storage.columns import ids_array, numbered, offsets
 from storage.errors import SpoolLostError
 from storage.sample import States
-from storage.segment import Staging
+from storage.segment import Segment, Staging
 from storage.spool import BUFFER_BYTES, Spool
 
 
@@ -67,3 +68,16 @@ def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> Non
             "facts": facts,
         }
     )
+
+
+class StatesColumns:
+    """A segment's states for reading: the offsets in memory, the tensors on demand."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Read the columns; raises as `ArrayFile.read` does."""
+        self.offset: NDArray[np.int64] = segment.column("offset")
+        self.states = segment.array("states")
+
+    def read(self, row: int) -> NDArray[np.uint16]:
+        """The sample in this row, uint16 [T, L, H]."""
+        return self.states.read(*self.offset[row : row + 2])

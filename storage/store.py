@@ -9,6 +9,7 @@ anything but the disk, and each may be killed at any point: what it has not comm
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from storage.failures import read_failures, stage_failures
 from storage.files import checked_name, create_json, read_json
 from storage.idtable import ABSENT, IdTable
 from storage.prompts import read_prompts, stage_prompts
-from storage.responses import read_response, stage_responses
+from storage.responses import ResponseColumns, stage_responses
 from storage.run import FORMAT, DatasetSpec, Run, RunSpec, create_or_check_run, differences, read_run
 from storage.sample import Failure, Prompt, Response, Stage, States
 from storage.segment import SegmentName, Staging, disk_errors, sweep_staging
@@ -31,6 +32,8 @@ from storage.states import SampleLostError, alike, stage_states
 from storage.tokens import ID_BYTES
 
 _T = TypeVar("_T", Response, Failure)
+_RECENT = 8
+"""Segments of responses whose small columns are kept for the next look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,9 @@ class Store:
         self._prompts: dict[str, Catalog] = {}
         self._responses = Catalog(path / "responses")
         self._response_places = IdTable()
+        self._response_columns = lru_cache(_RECENT)(
+            lambda number: ResponseColumns(self._responses.segments[number])
+        )
         self._states: dict[str, tuple[Catalog, IdTable]] = {}
         self._failures = Catalog(path / "failures")
         self._failure_keys: set[tuple[object, ...]] = set()
@@ -210,8 +216,7 @@ class Store:
             if found == ABSENT:
                 raise KeyError(sample_id.hex())
             number, row = placed(found)
-            segment = self._responses.segments[number]
-        return read_response(segment, row)
+            return self._response_columns(number).response(row)
 
     def commit_responses(self, batch: Sequence[Response]) -> int:
         """Commit those whose prompt has no response yet; how many that were."""
@@ -281,6 +286,10 @@ class Store:
             _enter(self._response_places, ids, number, self._responses)
 
     # States: each node its own sequence of segments
+
+    def captures(self) -> tuple[str, ...]:
+        """Names of the captures of which states are stored, sorted."""
+        return tuple(sorted(path.parent.name for path in (self.path / "states").glob("*/zarr.json")))
 
     def commit_states(self, batch: Sequence[States], spool: Spool) -> StatesCommit:
         """Commit what is in this node's spool; the files there stay.
