@@ -64,9 +64,18 @@ class Role:
         return time.monotonic() < self._good_until
 
     def check(self) -> None:
-        """Raises `RoleLostError` unless the role is held."""
+        """Raises `RoleLostError` unless the role is held, as far as is known here."""
         if not self.held:
             raise RoleLostError(f"`{self.holder}` feeds no more", code="feeder.lost")
+
+    def confirm(self) -> None:
+        """Raises `RoleLostError` unless the role is held, by Redis' word too.
+
+        A Redis that lost its data gives the role to the next who asks, whatever we renewed.
+        """
+        if holder_of(self._redis) != self.holder:
+            self._good_until = 0.0
+        self.check()
 
     def release(self) -> None:
         """Give the role back, for another to take at once."""
