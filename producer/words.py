@@ -32,5 +32,5 @@ def duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes:02d} min"
-    days, hours = divmod(hours, 24)
+    days, hours = divmod(round(whole / 3600), 24)
     return f"{days} d {hours} h"
