@@ -103,7 +103,7 @@ def _bring_up(folder: StateFolder, store: Path) -> UpState:
         flower_port=0,
         engine=True,
         engine_port=0,
-        engine_pace=None,
+        engine_pace_ms=(0.0, 0.0),
         owner=identity(os.getpid()),
     )
     return bring_up(request, config, folder, _without_settings(os.environ))

@@ -38,8 +38,8 @@ class Request:
     engine: bool
     engine_port: int
     """Taken if free, else any."""
-    engine_pace: str | None
-    """As `python -m workers.engine --pace` takes it."""
+    engine_pace_ms: tuple[float, float]
+    """Least time to the engine's first token, and to each further one."""
     running: frozenset[str] = frozenset()
     """Lanes (and `sink`) that somebody else runs on this node already."""
     owner: Identity | None = None
@@ -100,9 +100,9 @@ def _engine(request: Request) -> Service:
     port = _port(request.engine_port)
     url = f"http://127.0.0.1:{port}"
     arguments = [sys.executable, "-m", "workers.engine", "--port", str(port)]
-    arguments += ["--spool-dir", str(request.spool_dir), "--states", "spool"]
-    if request.engine_pace:
-        arguments += ["--pace", request.engine_pace]
+    arguments += ["--spool-dir", str(request.spool_dir)]
+    first_ms, further_ms = request.engine_pace_ms
+    arguments += ["--pace-ttft-ms", str(first_ms), "--pace-tpot-ms", str(further_ms)]
     return Service(
         name="engine",
         arguments=tuple(arguments),

@@ -200,13 +200,16 @@ def without_password(url: str) -> str:
 
 CAPACITY = "Calls in flight the process of this lane can hold; the run's limits decide how many it gets."
 
+PACE = click.FloatRange(min=0)
+
 
 @click.command("up")
 @options.flag("--engine", is_flag=True, help="Also the embedded engine: a tiny model that needs no GPU.")
 @options.flag(
     "--engine-port", type=click.IntRange(0, 65535), default=30000, help="Its port if free, else any."
 )
-@options.flag("--engine-pace", default=None, metavar="PACE", help="Let it answer as slowly as a GPU server.")
+@options.flag("--engine-pace-ttft-ms", type=PACE, default=0.0, help="Least time to its first token.")
+@options.flag("--engine-pace-tpot-ms", type=PACE, default=0.0, help="Least time to each further token.")
 @options.flag("--flower/--no-flower", default=True, help="Flower, the web page of the workers.")
 @options.flag(
     "--flower-port", type=click.IntRange(0, 65535), default=5555, help="Its port if free, else any."
@@ -232,7 +235,8 @@ CAPACITY = "Calls in flight the process of this lane can hold; the run's limits 
 def command(
     engine: bool,
     engine_port: int,
-    engine_pace: str | None,
+    engine_pace_ttft_ms: float,
+    engine_pace_tpot_ms: float,
     flower: bool,
     flower_port: int,
     output_dir: Path | None,
@@ -260,7 +264,7 @@ def command(
         flower_port=flower_port,
         engine=engine,
         engine_port=engine_port,
-        engine_pace=engine_pace,
+        engine_pace_ms=(engine_pace_ttft_ms, engine_pace_tpot_ms),
         running=running_here(redis_url, config.node) if redis_url and not _is_up(folder) else frozenset(),
     )
     state = bring_up(request, config, folder)

@@ -27,7 +27,7 @@ PROMPTS = 400
 SEED = int(os.environ.get("EYAS_KILL_SEED", "20"))
 JOB = ("--manifest", "b1.jsonl", "--output-dir", "out", "--short-max-tokens", "64", "--seed", "7")
 FINISHES_WITHIN_S = 420
-PACE = "gpu"
+PACE = ("--engine-pace-ttft-ms", "1000", "--engine-pace-tpot-ms", "10")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def test_a_job_whose_processes_are_killed_over_and_over_stores_what_an_undisturb
     folder.mkdir()
     write_prompts(folder / "b1.jsonl", PROMPTS)
     with machine_in(folder) as machine:
-        up = machine.up("--engine", "--no-flower", "--engine-pace", PACE)
+        up = machine.up("--engine", "--no-flower", *PACE)
         assert up.returncode == 0, up.stderr
         killer = Killer(machine, random.Random(SEED))
         try:
