@@ -94,6 +94,9 @@ def defaults_from(path: Path) -> dict[str, Any]:
     Raises `UsageError` for a key that no command knows.
     """
     values = read_toml(path)
+    for name in ("server_url", "capture_server_url"):
+        if isinstance(values.get(name), str):
+            values[name] = values[name].split()
     return dict.fromkeys(COMMANDS, values) if values else {}
 
 

@@ -104,8 +104,14 @@ COLUMNS = (
 """Columns known by name; of several in one row the first counts."""
 ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", "function")},
-    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "observation": "tool", "function_response": "tool", "ipython": "tool",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "ipython": "tool",
 }
 
 

@@ -1,26 +1,17 @@
-"""Lanes: which queue a prompt goes to.
+"""The lanes a manifest may ask for.
 
-The feeder, which queues, asks the same rule (`workers/feeder.py`); here it serves the manifest and
-the plan.
+Which lane a prompt of an `auto` dataset takes is decided where it is queued (`workers/orders.py`).
 """
 
 from enum import StrEnum
 
-AUTO_LONG_ABOVE = 4096
-"""Prompt tokens above which `auto` means `long`."""
 
-
-class Lane(StrEnum):
-    """What a dataset may ask for."""
+class DatasetLane(StrEnum):
+    """Where a dataset's prompts go."""
 
     SHORT = "short"
     LONG = "long"
     AUTO = "auto"
+    """Long above 4 096 prompt tokens, else short."""
     CAPTURE = "capture"
-
-
-def lane_of(lane: Lane, prompt_tokens: int) -> Lane:
-    """The lane of one prompt of a dataset with this `lane`."""
-    if lane is not Lane.AUTO:
-        return lane
-    return Lane.LONG if prompt_tokens > AUTO_LONG_ABOVE else Lane.SHORT
+    """Already tokenized: nothing is generated."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from producer.forms import Form
-from producer.lanes import Lane
+from producer.lanes import DatasetLane
 from storage.errors import UsageError
 from storage.files import checked_name
 from workers.config import check_keys
@@ -33,7 +33,7 @@ class Dataset:
     """As written: `file:` and a path or glob, relative to the manifest's folder."""
     folder: Path
     """The manifest's folder."""
-    lane: Lane | None = None
+    lane: DatasetLane | None = None
     """None leaves it to the form: `capture` for token ids, `auto` for all others."""
     column: str | None = None
     """The column to read; None finds one by its name."""
@@ -164,13 +164,13 @@ def _dataset(table: Mapping[str, Any], path: Path) -> Dataset:
             code="manifest.source",
             hint='name files: source = "file:prompts/*.jsonl" (relative to the manifest)',
         )
-    lane = _choice(table, "lane", [lane.value for lane in Lane], where)
+    lane = _choice(table, "lane", [lane.value for lane in DatasetLane], where)
     form = _choice(table, "form", [form.value for form in Form], where)
     return Dataset(
         name=name,
         source=source,
         folder=path.parent.absolute(),
-        lane=Lane(lane) if lane else None,
+        lane=DatasetLane(lane) if lane else None,
         column=_text(table, "column", where),
         form=Form(form) if form else None,
         max_samples=_count(table, "max_samples", where),

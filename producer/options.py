@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from storage.run import StatesMode
 
@@ -42,7 +43,30 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Decorated], Decorat
     return decorate
 
 
-AT_LEAST_ONE = click.IntRange(min=1)
+def said(ctx: click.Context) -> dict[str, Any]:
+    """The parameters that somebody gave a value: by flag, variable or settings file."""
+    chosen = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+    return {name: value for name, value in ctx.params.items() if ctx.get_parameter_source(name) in chosen}
+
+
+class Count(click.IntRange):
+    """A whole number of at least 1; anything else is answered with what to do instead."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Raises click's `BadParameter`."""
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = 0
+        if number < 1 or isinstance(value, (bool, float)):
+            hint = "; leave it out for no cap" if param is not None and param.default is None else ""
+            self.fail(f"`{value}` is not a whole number of at least 1{hint}", param, ctx)
+        return number
+
+
+AT_LEAST_ONE = Count(min=1)
 
 output_dir = flag(
     "--output-dir",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from producer.forms import COLUMNS, Form, Shape, find_shape
-from producer.lanes import Lane
+from producer.lanes import DatasetLane
 from producer.manifest import Dataset
 from producer.sources import find_files, read_rows, source_digest
 from storage.errors import UsageError
@@ -35,7 +35,7 @@ class Prepared:
     dataset: Dataset
     files: tuple[Path, ...]
     shape: Shape
-    lane: Lane
+    lane: DatasetLane
     spec: DatasetSpec
 
 
@@ -100,10 +100,10 @@ def _look(dataset: Dataset, files: tuple[Path, ...]) -> Shape:
     return shape
 
 
-def _lane(dataset: Dataset, shape: Shape) -> Lane:
+def _lane(dataset: Dataset, shape: Shape) -> DatasetLane:
     given = shape.form is Form.INPUT_IDS
-    lane = dataset.lane or (Lane.CAPTURE if given else Lane.AUTO)
-    if given != (lane is Lane.CAPTURE):
+    lane = dataset.lane or (DatasetLane.CAPTURE if given else DatasetLane.AUTO)
+    if given != (lane is DatasetLane.CAPTURE):
         what = "is already tokenized" if given else f"holds `{shape.form.value}`, not token ids"
         raise UsageError(
             f"{dataset.name}: column `{shape.column}` {what}, so it cannot go to lane `{lane.value}`",

@@ -7,7 +7,7 @@ source's size. Each row that gives no prompt is counted under its reason.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -178,7 +178,7 @@ def _given(given: Given, limits: Limits) -> _Made | Dropped:
     turns = [0, *(np.flatnonzero(np.diff(given.mask)) + 1).tolist(), tokens.size]
     spans = tuple(
         Span(start=start, end=end, turn=turn, kind=Kind.KEPT if given.mask[start] else Kind.UNKNOWN)
-        for turn, (start, end) in enumerate(zip(turns[:-1], turns[1:], strict=True))
+        for turn, (start, end) in enumerate(pairwise(turns))
     )
     return tokens, spans, int(given.mask.argmax())
 

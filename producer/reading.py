@@ -1,24 +1,22 @@
 """Prompts into the store, segment by segment, so that a kill loses at most the last one.
 
 A segment's commit carries the row to go on from. Rows already tokenized become responses with
-finish `given`: prompts first, then responses, and what a kill left between the two is found again
-by comparing both. What a row becomes is in `prompts.py`.
+finish `given`: prompts first, then responses, and what a kill leaves between the two the feeder
+makes up for, as it finds a prompt without a response. What a row becomes is in `prompts.py`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from producer.forms import Form
 from producer.occurrences import Occurrences
 from producer.preparing import Prepared
 from producer.prompts import Batch, Limits, Skipped, make_prompts
 from producer.sources import read_rows
 from producer.template import Template
-from storage.index import Index, Outcome
-from storage.sample import Finish, Prompt, Response
+from storage.sample import Prompt
 from storage.store import Store
-from storage.tokens import response_digest
+from workers.orders import given_response
 
 GIVEN_AT_ONCE = 512
 """Responses of one commit; a tokenized row may be long."""
@@ -94,51 +92,19 @@ def read_into(
         store.add_prompts(
             name, batch.prompts, next_row=batch.next_row, complete=batch.complete, dropped=batch.dropped
         )
+        _commit_given(store, batch.prompts)
         new += len(batch.prompts)
         tokens += sum(prompt.tokens.size for prompt in batch.prompts)
         dropped.update(batch.dropped)
         complete = batch.complete
         progress(batch)
-    return Stored(
-        prompts=state.count + new, tokens=tokens, dropped=dict(dropped), new=new, complete=complete
-    )
+    return Stored(prompts=state.count + new, tokens=tokens, dropped=dict(dropped), new=new, complete=complete)
 
 
-def commit_given(store: Store, prepared: Prepared, template: Template) -> int:
-    """Commit the answers that came with the rows of a tokenized dataset, where they are missing.
-
-    How many were.
-    """
-    if prepared.shape.form is not Form.INPUT_IDS:
-        return 0
-    name = prepared.dataset.name
-    index = Index(store, None)
-    index.refresh()
-    missing = (index.dataset(name).outcome == Outcome.NONE).nonzero()[0].tolist()
-    committed = 0
-    for first in range(0, len(missing), GIVEN_AT_ONCE):
-        some = missing[first : first + GIVEN_AT_ONCE]
-        wanted = set(some)
-        stored = enumerate(store.prompts(name, some[0], some[-1] + 1), start=some[0])
-        prompts = [prompt for position, prompt in stored if position in wanted]
-        committed += store.commit_responses(_responses(prompts, template))
-    return committed
-
-
-def _responses(prompts: Iterable[Prompt], template: Template) -> list[Response]:
-    return [
-        Response(
-            id=prompt.id,
-            digest=response_digest(prompt.tokens),
-            dataset=prompt.dataset,
-            tokens=prompt.tokens,
-            prompt_length=prompt.given_from or 0,
-            spans=prompt.spans,
-            text=template.decode(prompt.tokens[prompt.given_from or 0 :].tolist()),
-            finish=Finish.GIVEN,
-        )
-        for prompt in prompts
-    ]
+def _commit_given(store: Store, prompts: Sequence[Prompt]) -> None:
+    given = [prompt for prompt in prompts if prompt.given_from is not None]
+    for first in range(0, len(given), GIVEN_AT_ONCE):
+        store.commit_responses([given_response(prompt) for prompt in given[first : first + GIVEN_AT_ONCE]])
 
 
 def _tokens(store: Store, name: str) -> int:
@@ -147,4 +113,7 @@ def _tokens(store: Store, name: str) -> int:
 
 def skipped_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
     """The first skipped rows, a line each."""
-    return [f"{one.where}: {one.reason.value}" + (f" ({one.detail})" if one.detail else "") for one in skipped[:most]]
+    return [
+        f"{one.where}: {one.reason.value}" + (f" ({one.detail})" if one.detail else "")
+        for one in skipped[:most]
+    ]

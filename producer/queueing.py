@@ -1,0 +1,85 @@
+"""The run into Redis: claimed, its view published, its first window out, and who listens.
+
+Redis and Celery themselves are known in `workers/`; these are the steps of `enqueue` that ask them.
+"""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from producer.lanes import DatasetLane
+from producer.talk import progress, say
+from storage.run import StatesMode
+from storage.settings import RunSettings
+from workers.board import anyone_listening
+from workers.config import Config
+from workers.connection import ping_or_explain
+from workers.runs import RunView, claim, publish_view
+
+if TYPE_CHECKING:
+    from storage.store import Store
+
+
+class Queue:
+    """A Redis that answers, for one run."""
+
+    def __init__(self, config: Config, redis_url: str) -> None:
+        """Raises `UnavailableError` when no Redis answers there."""
+        self._redis = ping_or_explain(redis_url)
+        self.url = redis_url
+        self._config = replace(config, redis_url=redis_url)
+        os.environ["EYAS_REDIS_URL"] = redis_url  # where this process's Celery looks
+
+    def claim(self, store: "Store", settings: RunSettings) -> None:
+        """Make this Redis carry the run and let every process see what is wanted.
+
+        Raises `UnsuitableError` when it carries another that is not finished.
+        """
+        claim(self._redis, store.run, store.path)
+        publish_view(self._redis, RunView(run=store.run, settings=settings, output_dir=str(store.path)))
+
+    def feed(self, store: "Store") -> None:
+        """Put the first window out, unless a sink feeds already, and say which."""
+        from workers.feeding import feed_first_window
+
+        with progress("queue") as bar:
+            window = feed_first_window(self._config, store, bar.update)
+        if window.holder is not None:
+            say(f"{window.holder} feeds the lanes")
+        elif window.finished:
+            say("nothing is left to do: every wanted prompt has its outcome in the store")
+        else:
+            say(f"{window.published:,} calls queued, {window.waiting:,} out and not stored yet")
+
+    @contextmanager
+    def feeding(self, store: "Store") -> Iterator[None]:
+        """Feed for as long as the block runs and no sink does."""
+        from workers.feeding import keep_feeding
+
+        stopping = threading.Event()
+        thread = threading.Thread(target=keep_feeding, args=(self._config, store, stopping), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join(timeout=5)
+
+    def say_who_listens(self, lanes: Iterable[DatasetLane], settings: RunSettings) -> None:
+        """One line for each kind of process that the run needs and nobody runs."""
+        needed: set[str] = set()
+        for lane in lanes:
+            needed |= {"short", "long"} if lane is DatasetLane.AUTO else {lane.value}
+        if settings.states is StatesMode.REPLAY:
+            needed.add(DatasetLane.CAPTURE.value)
+        elif settings.states is StatesMode.OFF:
+            needed.discard(DatasetLane.CAPTURE.value)
+        listening = anyone_listening(self._redis)
+        missing = sorted(needed - listening.lanes)
+        if missing:
+            say(f"nobody listens on {', '.join(missing)}: start workers with `producer up`")
+        if not listening.sink_nodes:
+            say("no sink is up, so nothing will be stored: start one with `producer up`")
