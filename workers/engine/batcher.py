@@ -1,0 +1,179 @@
+"""Continuous batching in one thread: prefill what arrives, decode all that runs, hand back what ends.
+
+The one thread owns the model and the cache; other threads only `submit` and set `order.aborted`.
+Nothing here knows HTTP.
+"""
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workers.engine.bf16 import Bits, Floats
+from workers.engine.kvcache import Pools
+from workers.engine.llama import Llama
+from workers.engine.order import Completion, Order
+from workers.engine.sampler import pick
+from workers.engine.stopping import stop_ids
+
+PREFILL_TOKENS = 2048
+"""Prompt tokens computed between two steps of decoding: running sequences wait at most that long."""
+
+Done = Callable[[Order, Completion], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Running:
+    """A running sequence."""
+
+    order: Order
+    completion: Completion
+    seed: int
+    stops: frozenset[int]
+    """Tokens that end it when picked."""
+    rows: list[Bits] = field(default_factory=list)
+    """Captured states, each [t, L, H]."""
+
+
+class Batcher:
+    """Runs orders until told to stop."""
+
+    def __init__(self, model: Llama, *, slots: int, masked_ids: Iterable[int], done: Done) -> None:
+        """`done` is called in the thread; `masked_ids` are not picked where the prompt decides the length."""
+        self._model = model
+        self._slots = slots
+        self._masked = np.array(sorted(masked_ids), dtype=np.int64)
+        self._done = done
+        self._pools: Pools[Running] = Pools(model.config)
+        self._running = 0
+        self._waiting: deque[Order] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, order: Order) -> None:
+        """Compute this; `done` follows, also for an aborted one."""
+        with self._wake:
+            self._waiting.append(order)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread after its current step; what runs is dropped."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._waiting or self._running or self._stopping):
+                    self._wake.wait()
+                if self._stopping:
+                    return
+            self._admit()
+            if self._running:
+                self._drop_aborted()
+                self._step()
+
+    def _admit(self) -> None:
+        computed = 0
+        while computed < PREFILL_TOKENS and self._running < self._slots:
+            with self._wake:
+                if not self._waiting:
+                    return
+                order = self._waiting.popleft()
+            if order.aborted:
+                self._done(order, Completion(aborted=True))
+                continue
+            computed += len(order.tokens)
+            self._prefill(order)
+
+    def _prefill(self, order: Order) -> None:
+        sequence = Running(
+            order=order,
+            completion=Completion(),
+            seed=secrets.randbits(63) if order.sampling.seed is None else order.sampling.seed,
+            stops=stop_ids(
+                self._model.config.eos_ids, order.sampling.stop_token_ids, order.sampling.ignore_eos
+            ),
+        )
+        last, keys, values, states = self._model.prefill(order.tokens, order.layers)
+        if states is not None and order.max_new_tokens > 0:
+            sequence.rows.append(states)
+        if order.max_new_tokens > 0:
+            (token,) = self._choose(last[None], [sequence])
+            self._accept(sequence, token)
+        sequence.completion.first_token = time.monotonic()
+        if self._is_over(sequence):
+            self._finish(sequence)
+        else:
+            self._pools.add(sequence, keys, values)
+            self._running += 1
+
+    def _step(self) -> None:
+        pools = self._pools.in_use()
+        sequences = [sequence for pool in pools for sequence in pool.owners]
+        if not sequences:
+            return
+        layers = tuple(sorted({layer for sequence in sequences for layer in sequence.order.layers}))
+        tokens = np.array([sequence.completion.output_ids[-1] for sequence in sequences])
+        final, states = self._model.decode(tokens, pools, layers)
+        for row, sequence in enumerate(sequences):
+            if states is not None and sequence.order.layers:
+                columns = [layers.index(layer) for layer in sequence.order.layers]
+                sequence.rows.append(states[row : row + 1, columns])
+        for sequence, token in zip(sequences, self._choose(final, sequences), strict=True):
+            self._accept(sequence, token)
+            if self._is_over(sequence):
+                self._retire(sequence)
+
+    def _choose(self, final: Floats, sequences: Sequence[Running]) -> list[int]:
+        logits = self._model.logits(final)
+        decided = [row for row, sequence in enumerate(sequences) if sequence.order.stop_at is not None]
+        if decided and len(self._masked):
+            logits[np.array(decided)[:, None], self._masked] = -np.inf
+        counts = [len(sequence.completion.output_ids) for sequence in sequences]
+        seeds = [sequence.seed for sequence in sequences]
+        samplings = [sequence.order.sampling for sequence in sequences]
+        chosen: list[int] = pick(logits, samplings, seeds, counts).tolist()
+        for row in decided:
+            order = sequences[row].order
+            assert order.stop_at is not None
+            if counts[row] + 1 >= max(order.stop_at, order.sampling.min_new_tokens + 1):
+                chosen[row] = self._model.config.eos_ids[0]
+        return chosen
+
+    def _accept(self, sequence: Running, token: int) -> None:
+        completion = sequence.completion
+        completion.output_ids.append(token)
+        enough = len(completion.output_ids) >= sequence.order.sampling.min_new_tokens
+        if token in sequence.stops and enough:
+            completion.matched = token
+
+    def _is_over(self, sequence: Running) -> bool:
+        completion = sequence.completion
+        return completion.matched is not None or len(completion.output_ids) >= sequence.order.max_new_tokens
+
+    def _drop_aborted(self) -> None:
+        pools = self._pools.in_use()
+        for sequence in [owner for pool in pools for owner in pool.owners if owner.order.aborted]:
+            sequence.completion.aborted = True
+            self._retire(sequence)
+
+    def _retire(self, sequence: Running) -> None:
+        self._pools.remove(sequence)
+        self._running -= 1
+        self._finish(sequence)
+
+    def _finish(self, sequence: Running) -> None:
+        completion = sequence.completion
+        completion.finished = time.monotonic()
+        if sequence.rows:
+            completion.states = np.concatenate(sequence.rows) if len(sequence.rows) > 1 else sequence.rows[0]
+        self._done(sequence.order, completion)

@@ -1,0 +1,118 @@
+"""The engine's command line: options to `Settings`, then `serving.serve`."""
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from workers.config import load_config
+
+
+@click.command(context_settings={"show_default": True, "auto_envvar_prefix": "EYAS_ENGINE"})
+@click.option(
+    "--model", help="Folder of a LlamaForCausalLM, or `none` for no model at all.  [default: the bundled one]"
+)
+@click.option("--served-model-name", help="Name it answers under.  [default: the folder]")
+@click.option("--host", default="127.0.0.1", show_envvar=True)
+@click.option("--port", default=30000, show_envvar=True, help="0 takes a free one.")
+@click.option(
+    "--states",
+    type=click.Choice(["spool", "json", "off"]),
+    default="spool",
+    show_envvar=True,
+    help="How hidden states are given: as the Eyas plugin does, as a stock server does, or not.",
+)
+@click.option("--aux", is_flag=True, help="JSON states are the auxiliary layers' instead of the final one.")
+@click.option("--spool-dir", type=click.Path(path_type=Path), help="EYAS_SPOOL_DIR unless given.")
+@click.option(
+    "--spool-max-gb", type=click.FloatRange(min=0, min_open=True), help="EYAS_SPOOL_MAX_GB unless given."
+)
+@click.option("--node", help="EYAS_NODE unless given: whose spool it is.")
+@click.option(
+    "--context-length", type=click.IntRange(min=16), show_envvar=True, help="[default: the model's]"
+)
+@click.option(
+    "--slots", type=click.IntRange(min=1), default=128, show_envvar=True, help="Requests run at once."
+)
+@click.option("--max-queued-requests", type=click.IntRange(min=0), help="Refuse with 503 when more wait.")
+@click.option(
+    "--mean-tokens",
+    type=click.FloatRange(min=0),
+    default=64,
+    show_envvar=True,
+    help="Mean length of responses, decided by the prompt; 0 lets the model go on until it stops.",
+)
+@click.option(
+    "--pace-ttft-ms",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_envvar=True,
+    help="Least time to the first token.",
+)
+@click.option(
+    "--pace-tpot-ms",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_envvar=True,
+    help="Least time a further token.",
+)
+@click.option("--api-key", help="Ask for this bearer token.  [default: EYAS_SERVER_API_KEY]")
+@click.option("--print-model-dir", is_flag=True, help="Say where the bundled model is, and end.")
+def command(
+    model: str | None,
+    served_model_name: str | None,
+    host: str,
+    port: int,
+    states: Literal["spool", "json", "off"],
+    aux: bool,
+    spool_dir: Path | None,
+    spool_max_gb: float | None,
+    node: str | None,
+    context_length: int | None,
+    slots: int,
+    max_queued_requests: int | None,
+    mean_tokens: float,
+    pace_ttft_ms: float,
+    pace_tpot_ms: float,
+    api_key: str | None,
+    print_model_dir: bool,
+) -> None:
+    """A small Llama in NumPy behind SGLang's HTTP contract, for machines without a GPU."""
+    from workers.engine import tiny_model_dir
+
+    if print_model_dir:
+        click.echo(tiny_model_dir())
+        return
+    click.echo(f"engine starting model={model or 'bundled'}", err=True)
+    from storage.spool import Spool
+    from workers.engine.model_config import read_config
+    from workers.engine.serving import serve
+    from workers.engine.settings import Settings
+
+    config = load_config()
+    hashed = model == "none"
+    folder = tiny_model_dir() if model is None or hashed else Path(model).absolute()
+    node = node or config.node
+    settings = Settings(
+        model_path=folder,
+        served_name=served_model_name or str(folder),
+        host=host,
+        port=port,
+        states=states,
+        aux=aux,
+        context_length=context_length or read_config(folder).max_positions,
+        slots=slots,
+        max_queued=max_queued_requests,
+        mean_tokens=mean_tokens,
+        pace_ttft_s=pace_ttft_ms / 1000,
+        pace_tpot_s=pace_tpot_ms / 1000,
+        api_key=api_key or config.server_api_key,
+        node=node,
+        hashed=hashed,
+    )
+    spool = None
+    if states == "spool":
+        max_bytes = int(spool_max_gb * 1e9) if spool_max_gb else config.spool_max_bytes
+        spool = Spool((spool_dir or config.spool_dir).absolute(), node, max_bytes)
+    asyncio.run(serve(settings, spool))
