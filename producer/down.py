@@ -14,6 +14,7 @@ from workers.config import state_dir
 LOOK_S = 0.05
 SUPERVISOR_S = 60.0
 """More than the sum of the supervisor's own graces; after it everything is killed."""
+SAY_S = 3.0
 ORPHANS_S = 20.0
 """What processes without a supervisor get to end by themselves."""
 
@@ -31,13 +32,24 @@ def take_down(folder: StateFolder) -> bool:
         return True
     send(state.pid, signal.SIGTERM)
     deadline = time.monotonic() + SUPERVISOR_S
+    say_at = time.monotonic() + SAY_S
     while state.is_running():
+        if time.monotonic() > say_at:
+            say_at += SAY_S
+            _say_what_still_runs(folder)
         if time.monotonic() > deadline:
             send(state.pid, signal.SIGKILL)
             clean_up(folder, folder.read_state() or state)
             break
         time.sleep(LOOK_S)
     return True
+
+
+def _say_what_still_runs(folder: StateFolder) -> None:
+    state = folder.read_state()
+    left = [n for n, r in state.processes.items() if r.state != "stopped"] if state else []
+    if left:
+        say(f"still stopping: {', '.join(left)}")
 
 
 def clean_up(folder: StateFolder, state: UpState) -> None:

@@ -69,6 +69,7 @@ def make_plan(request: Request, folder: StateFolder, before: Plan | None) -> Pla
         services.append(flower)
         flower_url = flower.address
     return Plan(
+        number=before.number + 1 if before else 1,
         redis_url=redis_url,
         engine_url=engine_url,
         flower_url=flower_url,

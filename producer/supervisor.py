@@ -108,10 +108,12 @@ class Supervisor:
 
     def _add_services(self) -> None:
         for service in self.plan.services:
-            if service.name not in self.children:
+            known = self.children.get(service.name)
+            if known is None or known.report.state == "failed":
                 report = ServiceReport(log=str(self.folder.log(service.name)), address=service.address)
                 self.children[service.name] = Child(service=service, report=report)
                 self.state.processes[service.name] = report
+        self.state.plan_number = self.plan.number
         self.state.redis_url = self.plan.redis_url
         self.state.engine_url = self.plan.engine_url
         self.state.flower_url = self.plan.flower_url
@@ -143,18 +145,22 @@ class Supervisor:
         }
         with log.open("ab", buffering=0) as output:
             log.chmod(0o600)
+            child.started_at = time.monotonic()
             # its own session: signals meant for the supervisor's group pass it by, and its group's id is
             # its pid, which is how what it leaves behind is found
-            child.process = subprocess.Popen(
-                child.service.arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self.folder.path,
-                start_new_session=True,
-            )
-        child.started_at = time.monotonic()
+            try:
+                child.process = subprocess.Popen(
+                    child.service.arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=self.folder.path,
+                    start_new_session=True,
+                )
+            except OSError as error:  # no memory, no process left, no such program
+                self._died(child, 1, f"could not be started: {error}")
+                return
         report = child.report
         report.pid = child.process.pid
         found = identity(child.process.pid)
@@ -170,10 +176,12 @@ class Supervisor:
                 child.process = None
                 self._died(child, status)
 
-    def _died(self, child: Child, status: int) -> None:
+    def _died(self, child: Child, status: int, said: str | None = None) -> None:
         report = child.report
+        if report.state == "failed":
+            return
         lived_s = time.monotonic() - child.started_at
-        report.said = _how_it_ended(status)
+        report.said = said or _how_it_ended(status)
         _log("died", service=child.service.name, how=report.said, lived_s=round(lived_s, 1))
         if not child.was_ready and status >= 0:
             self._failed(child, f"{report.said} before it was ready")
@@ -271,6 +279,8 @@ class Supervisor:
             for child in children:
                 if child.process is not None and _ended(child.process) is not None:
                     child.process = None
+                    child.report.state = "stopped"
+                    self._write()
                 elif child.process is not None and time.monotonic() > deadline:
                     _log("killed", service=child.service.name, grace_s=grace_s)
                     kill_group(child.process.pid)
@@ -283,7 +293,11 @@ class Supervisor:
                 pass
 
     def _write(self) -> None:
-        self.folder.write_state(self.state)
+        try:
+            self.folder.write_state(self.state)
+        except OSError as error:
+            # a full disk must not end what keeps everything running; the next change tries again
+            _log("state not written", error=error)
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> int | None:
@@ -309,7 +323,8 @@ def _how_it_ended(status: int) -> str:
 
 def _log(event: str, **facts: object) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S")
-    print(moment, event, *(f"{k}={v}" for k, v in facts.items()), file=sys.stderr, flush=True)  # noqa: T201
+    with suppress(OSError):  # the log's disk may be full
+        print(moment, event, *(f"{k}={v}" for k, v in facts.items()), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> int:

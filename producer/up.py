@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
@@ -38,19 +39,28 @@ def bring_up(
     does not come up; then nothing of this call is left behind.
     """
     folder.create()
-    state = folder.read_state()
-    if state is not None and not state.is_running():
-        clean_up(folder, state)
-        state = None
-    before = folder.read_plan() if state is not None else None
+    with folder.alone():
+        state = folder.read_state()
+        if state is not None and not state.is_running():
+            clean_up(folder, state)
+            state = None
+        if state is None:
+            plan = make_plan(request, folder, None)
+            return _begin(plan, folder, _environment(plan, config, folder, environ))
+        return _add(request, folder, state)
+
+
+def _add(request: Request, folder: StateFolder, state: UpState) -> UpState:
+    """What is asked for and not there yet, added to what runs."""
+    running = [name for name, report in state.processes.items() if report.state != "failed"]
+    before = folder.read_plan()
+    before = replace(before, services=tuple(s for s in before.services if s.name in running))
     plan = make_plan(request, folder, before)
-    if state is None:
-        return _begin(plan, folder, _environment(plan, config, folder, environ))
-    wanted = {service.name for service in plan.services} - set(state.processes)
+    wanted = [service.name for service in plan.services if service.name not in running]
     if not wanted:
-        say(f"already up: {', '.join(state.processes)} (supervisor {state.pid}); `producer down` stops it")
-        return _wait(folder, None)
-    say(f"already up: {', '.join(state.processes)}; starting {', '.join(sorted(wanted))}")
+        say(f"already up: {', '.join(running)} (supervisor {state.pid}); `producer down` stops it")
+        return _wait(folder, before)
+    say(f"already up: {', '.join(running)}; starting {', '.join(wanted)}")
     folder.write_plan(plan)
     send(state.pid, signal.SIGUSR1)
     return _wait(folder, plan)
@@ -78,27 +88,26 @@ def _begin(plan: Plan, folder: StateFolder, environment: Mapping[str, str]) -> U
         raise
 
 
-def _wait(
-    folder: StateFolder, plan: Plan | None, supervisor: "subprocess.Popen[bytes] | None" = None
-) -> UpState:
+def _wait(folder: StateFolder, plan: Plan, supervisor: "subprocess.Popen[bytes] | None" = None) -> UpState:
     """Says each service as it becomes ready; returns when all are."""
     began = time.monotonic()
-    said: set[str] = set()
-    names = {service.name for service in plan.services} if plan else set()
+    said: set[str] | None = None
     while True:
         state = folder.read_state()
-        if state is not None and names <= set(state.processes):
-            if supervisor is None and not said:
-                said = {name for name, report in state.processes.items() if report.state == "ready"}
-            for name, report in state.processes.items():
-                if report.state == "ready" and name not in said:
-                    said.add(name)
-                    say(f"{name} ready after {report.ready_s:.1f} s")
+        if state is not None and state.plan_number == plan.number and _is_by(state, supervisor):
+            ready = {name for name, report in state.processes.items() if report.state == "ready"}
+            if said is None:
+                # what was ready before this call is no news
+                said = set() if supervisor else ready
+            for name in sorted(ready - said, key=list(state.processes).index):
+                say(f"{name} ready after {state.processes[name].ready_s:.1f} s")
+            said |= ready
             if state.phase == "failed":
                 _raise_failed(folder, state, supervisor)
             if state.phase == "up":
-                failed = [n for n, r in state.processes.items() if r.state == "failed"]
-                if names & set(failed):
+                asked = {service.name for service in plan.services}
+                failed = [n for n, r in state.processes.items() if n in asked and r.state == "failed"]
+                if failed:
                     raise _failed(failed[0], state.processes[failed[0]])
                 return state
             if not state.is_running():
@@ -110,6 +119,10 @@ def _wait(
         ):
             raise _no_supervisor(folder)
         time.sleep(LOOK_S)
+
+
+def _is_by(state: UpState, supervisor: "subprocess.Popen[bytes] | None") -> bool:
+    return supervisor is None or state.pid == supervisor.pid
 
 
 def _raise_failed(folder: StateFolder, state: UpState, supervisor: "subprocess.Popen[bytes] | None") -> None:

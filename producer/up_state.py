@@ -8,8 +8,8 @@ what does. Both hold Redis' password: mode 0600 in a folder of mode 0700. `worke
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from producer.processes import Identity, is_alive
 
 Check = Literal["redis", "celery", "http"]
 Phase = Literal["starting", "up", "stopping", "failed"]
-ServiceState = Literal["waiting", "starting", "ready", "restarting", "failed"]
+ServiceState = Literal["waiting", "starting", "ready", "restarting", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class Service:
 class Plan:
     """All that one `producer up` asks for."""
 
+    number: int
+    """Counts the plans of one supervisor, so that `up` knows whether a state answers its own."""
     redis_url: str
     engine_url: str | None
     flower_url: str | None
@@ -96,6 +98,8 @@ class UpState:
     host: str
     """Machine it runs on: a home folder may be shared by several."""
     phase: Phase = "starting"
+    plan_number: int = 0
+    """The plan this state answers."""
     up_once: bool = False
     """Whether everything was ready once: from then on nothing that fails takes the rest along."""
     error: str | None = None
@@ -174,8 +178,8 @@ class StateFolder:
             left.unlink(missing_ok=True)
 
     def lock(self) -> int | None:
-        """A lock that lives as long as the process that took it; None while another holds it."""
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """The supervisor's lock, which lives as long as its process; None while another holds it."""
+        handle = self._open("lock")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -184,8 +188,21 @@ class StateFolder:
         return handle
 
     def release(self, handle: int) -> None:
-        """Gives the lock back."""
+        """Gives a lock back."""
         os.close(handle)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One `up` at a time: a second waits, and then finds what the first has started."""
+        handle = self._open("up.lock")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _open(self, name: str) -> int:
+        return os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _write_private(path: Path, content: Mapping[str, Any]) -> None:

@@ -53,8 +53,9 @@ def service(
     )
 
 
-def plan(folder: StateFolder, *services: Service, owner: object = None) -> Plan:
+def plan(folder: StateFolder, *services: Service, owner: object = None, number: int = 1) -> Plan:
     return Plan(
+        number=number,
         redis_url="redis://127.0.0.1:1/0",
         engine_url=None,
         flower_url=None,

@@ -5,13 +5,14 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 
 from producer.down import take_down
 from producer.processes import identity
 from producer.up_state import Service
-from tests.producer.up.supervised import Supervised, pid_of, service, until
+from tests.producer.up.supervised import Supervised, pid_of, plan, service, until
 
 
 def test_a_service_starts_only_after_those_it_needs_are_ready(supervised: Supervised) -> None:
@@ -93,6 +94,25 @@ def test_the_end_of_the_terminal_changes_nothing(supervised: Supervised) -> None
     supervised.folder.write_plan(supervised.folder.read_plan())
     os.kill(supervised.process.pid, signal.SIGUSR1)
     until(supervised.is_up)
+    assert pid_of(supervised, "one") == before
+
+
+def test_what_fails_to_join_leaves_the_rest_alone_and_may_be_tried_again(supervised: Supervised) -> None:
+    first = service("one")
+    supervised.start(first)
+    until(supervised.is_up)
+    before = pid_of(supervised, "one")
+
+    def ask(second: Service, number: int) -> None:
+        supervised.folder.write_plan(plan(supervised.folder, first, second, number=number))
+        os.kill(supervised.process.pid, signal.SIGUSR1)
+        until(lambda: supervised.state.plan_number == number and supervised.is_up())
+
+    ask(replace(service("two"), arguments=("/no/such/program",)), 2)
+    assert supervised.state.processes["two"].state == "failed"
+    assert "could not be started" in supervised.state.processes["two"].said
+    ask(service("two"), 3)
+    assert supervised.state.processes["two"].state == "ready"
     assert pid_of(supervised, "one") == before
 
 

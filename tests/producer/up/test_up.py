@@ -49,7 +49,10 @@ def test_up_brings_everything_up_and_down_leaves_nothing(machine: Machine) -> No
     assert all(is_free(port) for port in ports)
     assert list((machine.folder / "tmp").iterdir()) == []
     left = {str(p.relative_to(machine.state_dir)) for p in machine.state_dir.rglob("*") if p.is_file()}
-    assert {name for name in left if not name.startswith(("logs/", "redis/appendonlydir/"))} == {"lock"}
+    assert {name for name in left if not name.startswith(("logs/", "redis/appendonlydir/"))} == {
+        "lock",
+        "up.lock",
+    }
     assert machine.producer("down").stderr == "nothing is up\n"
 
 
