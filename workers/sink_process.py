@@ -93,7 +93,7 @@ class SinkProcess:
         config: Config,
         name: str,
         redis: Redis,
-        publish: Callable[[Sequence[Message]], None],
+        publish: Callable[[Sequence[Message]], object],
         acknowledge: Callable[[Sequence[Held]], None],
         open_store: Callable[[Path], Store] = Store.open,
     ) -> None:
@@ -110,7 +110,7 @@ class SinkProcess:
         self._garbage: deque[bytes] = deque(maxlen=GARBAGE_KEPT)
         self._started = time.time()
         self._swept = 0.0
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._look_on, name="sink-look", daemon=True),
             threading.Thread(target=self._commit_on, name="sink-commit", daemon=True),
@@ -124,7 +124,7 @@ class SinkProcess:
 
     def stop(self, at_most_s: float) -> None:
         """End after the commit that is under way, if it ends in time; what is held is not committed."""
-        self._stopping.set()
+        self.stopping.set()
         deadline = time.monotonic() + at_most_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -134,7 +134,7 @@ class SinkProcess:
     @property
     def takes_more(self) -> bool:
         """Whether results may be received now: there is a store for them, and room to hold them."""
-        return self._serving and self.batcher.has_room and not self._stopping.is_set()
+        return self._serving and self.batcher.has_room and not self.stopping.is_set()
 
     @property
     def serves(self) -> bool:
@@ -155,7 +155,7 @@ class SinkProcess:
     def pause(self, seconds: float, why: str) -> None:
         """As `sink.Host`: wait, and say why."""
         self._condition.become("paused", why)
-        if self._stopping.wait(seconds):
+        if self.stopping.wait(seconds):
             raise StoppedError
 
     def resume(self) -> None:
@@ -165,7 +165,7 @@ class SinkProcess:
     # The thread that looks.
 
     def _look_on(self) -> None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 self._find_store()
                 self._sweep()
@@ -175,7 +175,7 @@ class SinkProcess:
             # The edge of the thread: an error of ours must not silence the process.
             except Exception:
                 logger.exception("sink.look failed")
-            self._stopping.wait(LOOK_S)
+            self.stopping.wait(LOOK_S)
 
     def _find_store(self) -> None:
         """Open the store of the run that Redis carries, or say why that cannot be."""
@@ -252,7 +252,7 @@ class SinkProcess:
     # The thread that commits.
 
     def _commit_on(self) -> None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             batch = self.batcher.take(LOOK_S)
             if not batch:
                 continue
@@ -264,7 +264,7 @@ class SinkProcess:
             except Exception as error:
                 logger.exception("sink.commit failed messages=%d", len(batch))
                 self._condition.become("paused", f"cannot commit: {error!r}")
-                self._stopping.wait(10 * LOOK_S)
+                self.stopping.wait(10 * LOOK_S)
                 for held in batch:
                     self.batcher.add(held)
             finally:
@@ -296,7 +296,7 @@ class SinkProcess:
     # The thread that feeds.
 
     def _feed_on(self) -> None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             store = self._store
             if store is not None and self._serving:
                 feed_while_free(
@@ -304,10 +304,10 @@ class SinkProcess:
                     redis=self._redis,
                     publish=self._publish,
                     name=self._name,
-                    stopping=self._stopping,
+                    stopping=self.stopping,
                     concerned=partial(self._serves_still, store),
                 )
-            self._stopping.wait(LOOK_S)
+            self.stopping.wait(LOOK_S)
 
     def _serves_still(self, store: Store) -> bool:
         return self._serving and self._store is store
