@@ -1,0 +1,146 @@
+"""The command `storage`: says what a store holds and checks it. Counting and checking are in
+`info.py` and `verify.py`, which are imported only when their command runs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from storage.cli_errors import run_command
+from storage.errors import UsageError
+from storage.progress import Progress
+
+if TYPE_CHECKING:
+    from storage.info import Info
+    from storage.verify import Report
+
+_SHOWN = 20
+"""Problems that are printed one by one; `--json` has them all."""
+
+_path = click.argument("path", envvar="EYAS_OUTPUT_DIR", required=False, type=click.Path(path_type=Path))
+_json = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="EYAS_JSON",
+    help="Print JSON.  [env var: EYAS_JSON; default: off]",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Look into the store that a run writes. PATH is its folder, else EYAS_OUTPUT_DIR."""
+
+
+@group.command("info")
+@_path
+@_json
+def info_command(path: Path | None, as_json: bool) -> None:
+    """Say what the store holds: run, datasets, counts, tokens, bytes."""
+    folder = _folder(path)
+    with Progress("reading"):
+        from storage.info import info
+
+        found = info(folder)
+    click.echo(json.dumps(found.to_json(), indent=2) if as_json else _info_text(found))
+
+
+@group.command("verify")
+@_path
+@_json
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    envvar="EYAS_THREADS",
+    help="Segments read at once.  [env var: EYAS_THREADS; default: one a core]",
+)
+def verify_command(path: Path | None, as_json: bool, threads: int | None) -> int:
+    """Read every byte and compare the outcomes with what the run wants.
+
+    Ends with 0 when all is well and complete, with 1 when something is wrong or missing.
+    """
+    folder = _folder(path)
+    with Progress("verifying") as progress:
+        from storage.verify import verify
+
+        report = verify(folder, progress, threads)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else _verify_text(report))
+    return 0 if report.ok else 1
+
+
+def main() -> None:
+    """Run the command line and leave with its exit status."""
+    sys.exit(run_command(group, "storage"))
+
+
+def _folder(path: Path | None) -> Path:
+    if path is None:
+        raise UsageError(
+            "which store?",
+            code="path.missing",
+            hint="give its folder, `storage verify PATH`, or set EYAS_OUTPUT_DIR",
+        )
+    return path
+
+
+def _info_text(found: "Info") -> str:
+    columns = "{:<20} {:>9} {:>9} {:>9} {:>6} {:>13} {:>6}"
+    rows = [("dataset", "prompts", "responses", "stored", "dead", "tokens", "cut")] + [
+        (d.name, d.prompts, d.responses, d.stored, d.dead, d.sample_tokens, f"{d.truncated:.1%}")
+        for d in found.datasets
+    ]
+    return "\n".join(
+        [
+            f"store     {found.path}",
+            f"run       {found.run}",
+            f"model     {found.model}",
+            f"states    {found.states}, capture {found.capture or 'none'}",
+            "",
+            *(columns.format(*row) for row in rows),
+            *(
+                f"{dataset.name}: {count} rows dropped: {reason}"
+                for dataset in found.datasets
+                for reason, count in sorted(dataset.dropped.items())
+            ),
+            "",
+            *(
+                f"{kind:<10} {found.segments[kind]:>6} segments {size_text(size):>10}"
+                for kind, size in found.bytes.items()
+            ),
+        ]
+    )
+
+
+def _verify_text(report: "Report") -> str:
+    counts = ", ".join(f"{count} {kind}" for kind, count in report.samples.items())
+    shown = report.problems[:_SHOWN]
+    hidden = len(report.problems) - len(shown)
+    faults = [f"{len(report.problems)} problems"] if report.problems else []
+    faults += [] if report.complete else ["not complete"]
+    return "\n".join(
+        [
+            f"run {report.run}: {report.segments} segments, {size_text(report.bytes)}, {counts}",
+            *(
+                f"{dataset.name}: {dataset.wanted} wanted, {dataset.done} done, {dataset.failed} dead, "
+                f"{dataset.missing} missing{'' if dataset.read else ', not read to the end'}"
+                for dataset in report.datasets
+            ),
+            *(f"note: {note}" for note in report.notes),
+            *(f"problem {p.code}: {f'{p.segment} {p.id}'.strip()}: {p.message}" for p in shown),
+            *([f"and {hidden} problems more: see `--json`"] if hidden else []),
+            "all ok" if report.ok else ", ".join(faults),
+        ]
+    )
+
+
+def size_text(size_bytes: int) -> str:
+    """`1.5 GB`, `320 kB`: powers of ten, as disks are sold."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"

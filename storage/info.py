@@ -1,0 +1,108 @@
+"""What a store holds, in counts: read from the ids, offsets and file sizes, never the samples."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.index import Index, Outcome
+from storage.settings import read_settings
+from storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """One dataset's counts."""
+
+    name: str
+    source: str
+    prompts: int
+    read: bool
+    """Whether the source has been read to its end."""
+    dropped: dict[str, int]
+    """Reason → rows that gave no prompt."""
+    responses: int
+    stored: int
+    """Samples with their states."""
+    dead: int
+    prompt_tokens: int
+    """Of all prompts."""
+    sample_tokens: int
+    """Prompt and response, of all that have a response."""
+    truncated: float
+    """Share of the responses that ended at their length limit; 0 without any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """A store's counts."""
+
+    path: str
+    run: str
+    fingerprint: str
+    model: str
+    states: str
+    capture: str | None
+    """The capture that `stored` counts."""
+    captures: tuple[str, ...]
+    """All captures there are states of."""
+    datasets: tuple[DatasetInfo, ...]
+    segments: dict[str, int]
+    """Kind → segments."""
+    bytes: dict[str, int]
+    """Kind → bytes on disk."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As `storage info --json` prints it."""
+        return asdict(self)
+
+
+def info(path: Path) -> Info:
+    """Count what is in the store; raises `UnavailableError` when there is no run."""
+    store = Store.open(path)
+    spec = store.run.spec
+    try:
+        settings = read_settings(path)
+        states, capture = settings.states, settings.capture
+    except FileNotFoundError:
+        states, capture = spec.states, spec.capture
+    index = Index(store, capture.name if capture else None)
+    index.refresh()
+    kinds = ("prompts", "responses", "states", "failures")
+    return Info(
+        path=str(path),
+        run=store.run.id,
+        fingerprint=spec.fingerprint,
+        model=spec.model,
+        states=str(states),
+        capture=capture.name if capture else None,
+        captures=store.captures(),
+        datasets=tuple(_dataset(store, index, name) for name in index.datasets),
+        segments={kind: len(list((path / kind).rglob("s-*"))) for kind in kinds},
+        bytes={kind: _bytes(path / kind) for kind in kinds},
+    )
+
+
+def _dataset(store: Store, index: Index, name: str) -> DatasetInfo:
+    dataset = index.dataset(name)
+    state = store.reading_state(name)
+    spec = store.dataset_spec(name)
+    responses = int(np.count_nonzero(dataset.sample_tokens))
+    return DatasetInfo(
+        name=name,
+        source=spec.source if spec else "",
+        prompts=len(dataset),
+        read=state.complete,
+        dropped=dict(state.dropped),
+        responses=responses,
+        stored=dataset.count(Outcome.STORED),
+        dead=dataset.count(Outcome.DEAD),
+        prompt_tokens=int(dataset.prompt_tokens.sum(dtype=np.int64)),
+        sample_tokens=int(dataset.sample_tokens.sum(dtype=np.int64)),
+        truncated=round(dataset.truncated / responses, 4) if responses else 0.0,
+    )
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
