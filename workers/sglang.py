@@ -39,6 +39,9 @@ ERROR_BYTES = 65_536
 REPLY_BYTES = 64 << 20
 """A reply without states is smaller, or garbage."""
 
+NEVER_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""What aiohttp raises before a request is sent: no host, refused, not accepted."""
+
 Body = Mapping[str, Any]
 """A request to `/generate`."""
 
@@ -51,7 +54,7 @@ def server_url(text: str) -> str:
     url = text.strip().rstrip("/")
     if "://" not in url:
         url = f"http://{url}"
-    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s?#]*)?", url):
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
         raise UsageError(
             f"`{text}` is not a server's address",
             code="server.address",
@@ -200,9 +203,8 @@ class SGLangClient:
                         raise refusal(url, response.status_code, await _beginning(response))
                     yield response
         except httpx.TransportError as error:
-            # aiohttp's transport calls a dropped connection `ConnectTimeout`, and a host that
-            # accepts nothing, which no other of its exceptions can be here, `TimeoutException`.
-            if isinstance(error, httpx.ConnectError) or type(error) is httpx.TimeoutException:
+            # aiohttp's transport has one name for "refused" and "dropped in mid-call": its cause tells.
+            if isinstance(error.__cause__, NEVER_CONNECTED):
                 raise _unreachable(url, error) from None
             # Asked, since the reset of a proxy before a living server counts against the sample.
             if await self.answers(url):

@@ -1,7 +1,7 @@
 """Whether a server can be used for a run: one error naming the flag to change, or silence.
 
 Pure: facts in, verdict out. Asked by `enqueue` before anything is stored and by every lane at
-each (re)connect. It does not ask the server (`sglang.py`) or decide what is captured (`layers.py`).
+each (re)connect. It does not ask the server (`sglang.py`) or decide what is captured (the producer does).
 """
 
 import re
@@ -15,6 +15,10 @@ from workers.facts import ServerFacts
 
 PLUGIN_VERSION = 1
 """The agreement between plugin and client that this client speaks."""
+INDEX_DIALECT = frozenset(
+    {"DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Glm4MoeLiteForCausalLM"}
+)
+"""Architectures whose explicit layer ids SGLang takes as indices unless the first is 1."""
 INSTALL_PLUGIN = "run `pip install --no-deps eyas` in SGLang's environment and restart it"
 
 
@@ -166,6 +170,13 @@ def _check_states(facts: ServerFacts, capture: CaptureSpec, url: str) -> None:
             code="server.other_layers",
             hint="start it without `--enable-return-aux-hidden-states`, or enqueue with `--capture aux`",
         )
+    layers = stock_layers(facts)
+    if not final and facts.aux_states and layers not in (None, capture.hs_indices):
+        raise UnsuitableError(
+            f"{url} gives the layers {list(layers or ())}, `{capture.name}` is {list(capture.hs_indices)}",
+            code="server.other_layers",
+            hint="start it with other `--return-aux-hidden-state-layer-ids`, or choose another `--capture`",
+        )
     if not final and not facts.aux_states:
         raise UnsuitableError(
             f"{url} gives the final state, not auxiliary layers",
@@ -173,6 +184,19 @@ def _check_states(facts: ServerFacts, capture: CaptureSpec, url: str) -> None:
             hint="start it with `--enable-return-aux-hidden-states --speculative-algorithm EAGLE3`, or "
             "enqueue with `--capture final`",
         )
+
+
+def stock_layers(facts: ServerFacts) -> tuple[int, ...] | None:
+    """The hidden-state indices a stock server was told to give; None when it was left to its default.
+
+    Its ids are the blocks whose output is given, one below the index, but some models take them
+    as indices unless the first is 1.
+    """
+    ids = facts.aux_layer_ids
+    if ids is None:
+        return None
+    as_they_are = facts.architecture in INDEX_DIALECT and ids[0] != 1
+    return ids if as_they_are else tuple(i + 1 for i in ids)
 
 
 def _check_prefill(facts: ServerFacts, needs: Needs, url: str) -> None:
