@@ -6,40 +6,30 @@ role goes on from the store and the window. Who holds the role and when is in `f
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from redis import Redis
 
-from storage.index import DatasetIndex, Index, Outcome, wanted
+from storage.index import DatasetIndex, Index, wanted
 from storage.run import StatesMode
 from storage.sample import Stage
 from storage.settings import RunSettings, read_settings
 from storage.store import Store
 from workers.backlog import read_backlog
-from workers.board import Board, read_board, read_processes, write_board
+from workers.board import read_processes
 from workers.choosing import Room, by_dataset, choose
+from workers.feed import Feed
 from workers.messages import Message
-from workers.orders import MESSAGE_BYTES, TOKEN_BYTES, lanes_of, order_capture, order_generate
+from workers.orders import lanes_of, order_capture, order_generate
 from workers.queues import Lane
-from workers.rates import RateMeter
 from workers.reconcile import GoneNodes, Quiet
+from workers.reporting import Reporter
 from workers.role import Role
 from workers.runs import Carried, RunView, claim_if_absent, finish, publish_view, read_carried, read_view
-from workers.scoreboard import (
-    Progress,
-    Wasted,
-    dataset_board,
-    lane_boards,
-    notes_of,
-    progress_of,
-    server_boards,
-    sink_boards,
-    tokens_left,
-    totals_of,
-)
+from workers.scoreboard import progress_of
 from workers.window import BITS, Window
 
 logger = logging.getLogger(__name__)
@@ -48,24 +38,8 @@ AT_ONCE = 250
 """Orders read from the store and published in one go."""
 PUBLISH_S = 0.5
 """A step publishes for so long at most: settings that change reach the lanes within a second."""
-BOARD_S = 1.0
 GIVEN_AFTER_S = 60.0
 """Rows that came with their tokens are committed by `enqueue`; if it died, the feeder does it."""
-
-
-@dataclass(slots=True)
-class Feed:
-    """What the feeder knows of one dataset."""
-
-    dataset: DatasetIndex
-    lane: str
-    """As the manifest says it: `auto` goes by length."""
-    lanes: NDArray[np.uint8]
-    """Per prompt, place in `Lane` of the lane that generates."""
-    progress: Progress
-    reading: bool
-    given_since: float | None = None
-    """Since when rows that came with their tokens have no response."""
 
 
 @dataclass(slots=True)
@@ -74,7 +48,7 @@ class Done:
 
     published: int = 0
     republished: int = 0
-    started: float = field(default_factory=time.time)
+    """Orders that were lost and let go, to be published again."""
 
 
 class Feeder:
@@ -102,9 +76,7 @@ class Feeder:
         self._feeds: dict[str, Feed] = {}
         self._counted: object = None
         self._quiet, self._gone = Quiet(), GoneNodes(redis)
-        self._meter = RateMeter()
-        self._wasted: Wasted | None = None
-        self._board_at = float("-inf")
+        self._reporter = Reporter(redis, store.run, role.holder, clock)
 
     def step(self) -> None:
         """Look once and do what can be done in about a second.
@@ -124,9 +96,14 @@ class Feeder:
         self._publish_missing(settings)
         self._reconcile(grown)
         self._note_finished(settings, carried)
-        if self._clock() - self._board_at >= BOARD_S:
-            self._board_at = self._clock()
-            self._write_board(settings, carried)
+        self._reporter.report(
+            settings=settings,
+            output_dir=carried.output_dir,
+            feeds=self._feeds,
+            window=self._window,
+            finished=self.finished,
+            republished=self.done.republished,
+        )
 
     @property
     def waiting(self) -> int:
@@ -210,27 +187,22 @@ class Feeder:
             publish_view(self._redis, view)
 
     def _forget_what_is_stored(self) -> None:
-        for feed in self._feeds.values():
-            out, outcome = self._window.out(feed.dataset.name), feed.dataset.outcome
-            # Orders of a closed dataset are acknowledged unrun: no result will come.
-            answered = (outcome != Outcome.NONE) | feed.progress.plan.closed
-            settled = (outcome == Outcome.STORED) | (outcome == Outcome.DEAD)
-            for stage, over in ((Stage.GENERATE, answered), (Stage.CAPTURE, settled)):
-                positions = np.flatnonzero(((out & BITS[stage]) != 0) & over)
-                if len(positions):
-                    self._window.remove(feed.dataset, positions.tolist(), stage)
+        for name, feed in self._feeds.items():
+            for stage in Stage:
+                positions = feed.settled(stage, self._window.out(name)).tolist()
+                if positions:
+                    self._window.remove(feed.dataset, positions, stage)
 
     def _publish_missing(self, settings: RunSettings) -> None:
         """Captures first: they finish what is begun."""
         deadline = self._clock() + PUBLISH_S
         for lane in (Lane.CAPTURE, Lane.LONG, Lane.SHORT):
             chosen = self._choose(lane)
-            stage = Stage.CAPTURE if lane is Lane.CAPTURE else Stage.GENERATE
             for first in range(0, len(chosen), AT_ONCE):
                 if self._clock() >= deadline:
                     self.more = True
                     return
-                self._publish_orders(chosen[first : first + AT_ONCE], stage, settings)
+                self._publish_orders(chosen[first : first + AT_ONCE], _stage_of(lane), settings)
                 self._quiet.forget(lane)
         self._publish_given(settings)
 
@@ -239,37 +211,26 @@ class Feeder:
         sizes: dict[str, NDArray[np.int64]] = {}
         room = self._room
         for name, feed in self._feeds.items():
-            missing, out, size = (
-                feed.progress.plan.missing,
-                self._window.out(name),
-                _sizes(feed.dataset, lane),
-            )
-            outcome = feed.dataset.outcome[missing]
-            if lane is Lane.CAPTURE:
-                is_out = np.flatnonzero(out & BITS[Stage.CAPTURE])
-                free = (outcome == Outcome.RESPONDED) & ((out[missing] & BITS[Stage.CAPTURE]) == 0)
-            else:
-                mine = feed.lanes == tuple(Lane).index(lane)
-                is_out = np.flatnonzero(((out & BITS[Stage.GENERATE]) != 0) & mine)
-                is_free = (out[missing] & BITS[Stage.GENERATE]) == 0
-                free = (outcome == Outcome.NONE) & is_free & mine[missing]
+            out, size = self._window.out(name), feed.sizes(lane)
+            is_out = feed.out(lane, out)
             room = room.less(len(is_out), int(size[is_out].sum()))
-            candidates[name] = missing[free][: self._room.messages]
+            candidates[name] = feed.candidates(lane, out)[: self._room.messages]
             sizes[name] = size[candidates[name]]
         return choose(candidates, sizes, room)
 
     def _publish_given(self, settings: RunSettings) -> None:
-        """Commit rows that came with their tokens, when `enqueue` did not."""
+        """Let a sink commit rows that came with their tokens, when `enqueue` did not."""
         for name, feed in self._feeds.items():
-            missing = feed.progress.plan.missing
-            given = missing[feed.lanes[missing] == tuple(Lane).index(Lane.CAPTURE)]
-            given = given[feed.dataset.outcome[given] == Outcome.NONE]
-            if not len(given):
+            given = feed.given().tolist()
+            if not given:
                 feed.given_since = None
             elif feed.given_since is None:
                 feed.given_since = self._clock()
             elif self._clock() - feed.given_since >= GIVEN_AFTER_S:
-                self._publish_orders([(name, int(at)) for at in given[:AT_ONCE]], Stage.GENERATE, settings)
+                feed.given_since = self._clock()
+                self._publish(
+                    [order for _, order in self._orders(name, given[:AT_ONCE], Stage.GENERATE, settings)]
+                )
 
     def _publish_orders(self, chosen: Sequence[tuple[str, int]], stage: Stage, settings: RunSettings) -> None:
         """Into the window, then into the queue, unless somebody else may feed by now."""
@@ -306,20 +267,11 @@ class Feeder:
         alive = {process.node for process in read_processes(self._redis)}
         self._gone.look(self._clock(), backlog, alive)
         for lane in self._quiet.look(self._clock(), backlog, progress=grown or self.more):
-            stage = Stage.CAPTURE if lane is Lane.CAPTURE else Stage.GENERATE
-            for feed in self._feeds.values():
-                is_out = (self._window.out(feed.dataset.name) & BITS[stage]) != 0
-                if lane is not Lane.CAPTURE:
-                    # What came with its tokens went straight to a sink; it is found with `short`.
-                    mine = feed.lanes == tuple(Lane).index(lane)
-                    given = feed.lanes == tuple(Lane).index(Lane.CAPTURE)
-                    is_out &= (mine | given) if lane is Lane.SHORT else mine
-                positions = np.flatnonzero(is_out).tolist()
+            for name, feed in self._feeds.items():
+                positions = feed.out(lane, self._window.out(name)).tolist()
                 if positions:
-                    logger.warning(
-                        "feeder.lost lane=%s dataset=%s orders=%d", lane, feed.dataset.name, len(positions)
-                    )
-                    self._window.remove(feed.dataset, positions, stage)
+                    logger.warning("feeder.lost lane=%s dataset=%s orders=%d", lane, name, len(positions))
+                    self._window.remove(feed.dataset, positions, _stage_of(lane))
                     self.done.republished += len(positions)
                     self.more = True
             self._quiet.forget(lane)
@@ -333,73 +285,6 @@ class Feeder:
             logger.info("run.%s", "finished" if self.finished else "unfinished")
             finish(self._redis, self._store.run.id, finished=self.finished)
 
-    def _write_board(self, settings: RunSettings, carried: Carried) -> None:
-        processes, backlog = read_processes(self._redis), read_backlog(self._redis)
-        progress = {name: feed.progress for name, feed in self._feeds.items()}
-        if self._wasted is None:
-            old = read_board(self._redis)
-            known = sum(process.wasted for process in processes)
-            same = old is not None and old.run_id == self._store.run.id
-            self._wasted = Wasted(max(0, old.wasted - known) if old is not None and same else 0)
-        self._meter.add(self._clock(), totals_of(progress))
-        left = tokens_left(progress, settings)
-        servers = server_boards(settings, processes)
-        free = [p.disk_free_bytes for p in processes if p.disk_free_bytes is not None]
-        queued = self._queued()
-        write_board(
-            self._redis,
-            Board(
-                run_id=self._store.run.id,
-                model=self._store.run.spec.model,
-                output_dir=carried.output_dir,
-                at=time.time(),
-                started=self.done.started,
-                holder=self._role.holder,
-                states=settings.states,
-                finished=self.finished,
-                datasets=tuple(
-                    dataset_board(
-                        name, feed.progress, settings, reading=feed.reading, queued=sum(queued[name].values())
-                    )
-                    for name, feed in self._feeds.items()
-                ),
-                lanes=lane_boards(settings, processes, backlog),
-                servers=servers,
-                sinks=sink_boards(processes, backlog),
-                rates=self._meter.rates(),
-                left_s=0.0 if self.finished else None if left is None else self._meter.left_s(left),
-                window=len(self._window),
-                unacked=backlog.unacked,
-                sink_waiting=backlog.results + sum(p.in_flight for p in processes if p.lane == "sink"),
-                wasted=self._wasted.add(processes),
-                republished=self.done.republished,
-                spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
-                disk_free_bytes=min(free, default=None),
-                notes=notes_of(
-                    servers,
-                    processes,
-                    backlog,
-                    {lane: sum(q[lane] for q in queued.values()) for lane in Lane},
-                ),
-            ),
-        )
 
-    def _queued(self) -> Mapping[str, Mapping[Lane, int]]:
-        """Dataset → lane → orders that are out."""
-        found = {}
-        for name, feed in self._feeds.items():
-            out = self._window.out(name)
-            generating = feed.lanes[(out & BITS[Stage.GENERATE]) != 0]
-            found[name] = {
-                lane: int(np.count_nonzero(out & BITS[Stage.CAPTURE]))
-                if lane is Lane.CAPTURE
-                else int(np.count_nonzero(generating == at))
-                for at, lane in enumerate(Lane)
-            }
-        return found
-
-
-def _sizes(dataset: DatasetIndex, lane: Lane) -> NDArray[np.int64]:
-    """About how many bytes the order for each prompt takes in Redis."""
-    tokens = dataset.sample_tokens if lane is Lane.CAPTURE else dataset.prompt_tokens
-    return MESSAGE_BYTES + TOKEN_BYTES * tokens.astype(np.int64)
+def _stage_of(lane: Lane) -> Stage:
+    return Stage.CAPTURE if lane is Lane.CAPTURE else Stage.GENERATE

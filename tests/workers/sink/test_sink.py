@@ -1,0 +1,209 @@
+"""Committing a batch: what is stored, what is given back to the feeder, what becomes a dead letter."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+import storage
+from storage.index import Index, Outcome
+from storage.run import StatesMode
+from storage.sample import Stage
+from storage.spool import Spool
+from storage.store import Store
+from tests.workers.sink.conftest import QuickHost
+from tests.workers.sink.making import (
+    CAPTURE,
+    make_failure,
+    make_prompts,
+    make_response,
+    make_states,
+    make_store,
+    make_values,
+)
+from workers.keys import FACTS, WINDOW, window_field
+from workers.messages import Captured, Failed, Responded, Result
+from workers.sink import LOSSES, Sink
+
+
+class Bench:
+    def __init__(self, store: Store, spool: Spool, client: redis.Redis, host: QuickHost) -> None:
+        self.store, self.spool, self.client, self.host = store, spool, client, host
+        self.sink = Sink(store=store, spool=spool, redis=client, host=host)
+        self.run = store.run.id
+        client.hset(FACTS, "facts1", json.dumps({"model_path": "tiny"}))
+
+    def commit(self, *results: Result):
+        tally = self.sink.commit(results, CAPTURE)
+        self.sink.free(results)
+        return tally
+
+    def outcomes(self, name: str = "B1") -> list[int]:
+        index = Index(Store.open(self.store.path), CAPTURE.name)
+        index.refresh()
+        return index.dataset(name).outcome.tolist()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost) -> Bench:
+    return Bench(make_store(tmp_path / "out", {"B1": 6}), spool, client, host)
+
+
+def test_a_batch_of_everything_is_stored_and_its_spool_freed(bench: Bench) -> None:
+    first, second, third, *_ = make_prompts("B1", 6)
+    response = make_response(first)
+    bench.commit(Responded(run=bench.run, response=response))
+    tally = bench.commit(
+        Captured(run=bench.run, states=make_states(bench.spool, response)),
+        Responded(run=bench.run, response=make_response(second)),
+        Failed(run=bench.run, failure=make_failure(third)),
+    )
+    assert (tally.responses, tally.states, tally.failures, tally.duplicates) == (1, 1, 1, 0)
+    assert bench.outcomes()[:4] == [Outcome.STORED, Outcome.RESPONDED, Outcome.DEAD, Outcome.NONE]
+    assert bench.spool.used_bytes() == 0
+    sample = storage.open(bench.store.path).sample(first.id)
+    assert np.array_equal(sample.states, make_values(response))
+
+
+def test_facts_are_stored_before_what_names_them(bench: Bench) -> None:
+    bench.commit(Responded(run=bench.run, response=make_response(make_prompts("B1", 1)[0])))
+    facts = json.loads((bench.store.path / "facts" / "facts1.json").read_bytes())
+    assert facts == {"model_path": "tiny"}
+
+
+def test_facts_that_redis_has_lost_do_not_hold_up_samples(bench: Bench) -> None:
+    bench.client.delete(FACTS)
+    bench.commit(Responded(run=bench.run, response=make_response(make_prompts("B1", 1)[0])))
+    assert bench.outcomes()[0] == Outcome.RESPONDED
+
+
+def test_the_same_batch_again_changes_nothing_and_is_counted_as_wasted(bench: Bench) -> None:
+    prompt = make_prompts("B1", 1)[0]
+    response = make_response(prompt)
+    batch = (
+        Responded(run=bench.run, response=response),
+        Captured(run=bench.run, states=make_states(bench.spool, response)),
+    )
+    bench.sink.commit(batch, CAPTURE)
+    tally = bench.commit(*batch)
+    assert (tally.responses, tally.states, tally.duplicates) == (0, 0, 2)
+    assert len(list((bench.store.path / "states" / "eagle3").glob("s-*"))) == 1
+
+
+def test_states_without_their_spool_file_are_not_stored_and_leave_the_window(bench: Bench) -> None:
+    response = make_response(make_prompts("B1", 1)[0])
+    bench.commit(Responded(run=bench.run, response=response))
+    states = make_states(bench.spool, response)
+    bench.client.hset(WINDOW, window_field(response.id, Stage.CAPTURE), "B1")
+    bench.spool.delete(states.spool)
+    tally = bench.commit(Captured(run=bench.run, states=states))
+    assert tally.lost == 1
+    assert bench.outcomes()[0] == Outcome.RESPONDED
+    assert bench.client.hlen(WINDOW) == 0
+
+
+def test_states_lost_every_time_become_a_dead_letter(bench: Bench) -> None:
+    response = make_response(make_prompts("B1", 1)[0])
+    bench.commit(Responded(run=bench.run, response=response))
+    for _ in range(LOSSES):
+        assert bench.outcomes()[0] == Outcome.RESPONDED
+        states = make_states(bench.spool, response)
+        bench.spool.delete(states.spool)
+        bench.commit(Captured(run=bench.run, states=states))
+    assert bench.outcomes()[0] == Outcome.DEAD
+    assert [failure.code for failure in bench.store.failures()] == ["spool.lost"]
+
+
+def test_inline_states_are_committed_before_their_response(
+    tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost
+) -> None:
+    bench = Bench(make_store(tmp_path / "out", {"B1": 1}, states=StatesMode.INLINE), spool, client, host)
+    response = make_response(make_prompts("B1", 1)[0])
+    states = make_states(spool, response, rows=len(response.tokens) - 1)
+    bench.commit(Responded(run=bench.run, response=response, states=states))
+    assert bench.outcomes() == [Outcome.STORED]
+    times = [
+        next((bench.store.path / part).glob("s-*")).stat().st_ctime_ns
+        for part in ("states/eagle3", "responses")
+    ]
+    assert times == sorted(times)
+
+
+def test_inline_states_that_are_lost_take_their_response_with_them(
+    tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost
+) -> None:
+    bench = Bench(make_store(tmp_path / "out", {"B1": 1}, states=StatesMode.INLINE), spool, client, host)
+    response = make_response(make_prompts("B1", 1)[0])
+    states = make_states(spool, response)
+    (spool.folder / states.spool.name).write_bytes(b"torn")
+    client.hset(WINDOW, window_field(response.id, Stage.GENERATE), "B1")
+    tally = bench.commit(Responded(run=bench.run, response=response, states=states))
+    assert (tally.lost, tally.responses) == (1, 0)
+    assert bench.outcomes() == [Outcome.NONE]
+    assert client.hlen(WINDOW) == 0
+
+
+def test_one_broken_result_never_holds_up_the_others(bench: Bench) -> None:
+    prompts = make_prompts("B1", 6)
+    results: list[Result] = [Responded(run=bench.run, response=make_response(p)) for p in prompts[:4]]
+    # Counts are int32 in the store, and nothing looks at them before it does.
+    results.insert(2, Responded(run=bench.run, response=make_response(prompts[4], retractions=1 << 40)))
+    tally = bench.commit(*results)
+    assert (tally.responses, tally.refused) == (4, 1)
+    assert bench.outcomes()[:5] == [Outcome.RESPONDED] * 4 + [Outcome.DEAD]
+    assert [failure.code for failure in bench.store.failures()] == ["sink.refused"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda r: dataclasses.replace(r, digest=bytes(16)),
+        lambda r: dataclasses.replace(r, prompt_length=len(r.tokens) + 1),
+        lambda r: dataclasses.replace(r, facts_id="../../run"),
+    ],
+    ids=["digest", "prompt length", "facts id"],
+)
+def test_a_response_that_does_not_fit_itself_becomes_a_dead_letter(bench: Bench, spoil) -> None:
+    response = spoil(make_response(make_prompts("B1", 1)[0]))
+    bench.commit(Responded(run=bench.run, response=response))
+    assert bench.outcomes()[0] == Outcome.DEAD
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"hs_indices": (1, 2, 3)}, {"hs_indices": (0, 2)}, {"capture": "../x"}],
+    ids=["layer count", "other layers", "capture name"],
+)
+def test_states_that_do_not_fit_the_run_become_a_dead_letter(bench: Bench, fields) -> None:
+    response = make_response(make_prompts("B1", 1)[0])
+    bench.commit(Responded(run=bench.run, response=response))
+    tally = bench.commit(Captured(run=bench.run, states=make_states(bench.spool, response, **fields)))
+    assert (tally.states, tally.refused, tally.failures) == (0, 1, 1)
+    assert bench.spool.used_bytes() == 0
+
+
+def test_a_store_that_cannot_be_written_is_waited_for(bench: Bench) -> None:
+    staging = bench.store.path / ".staging"
+    staging.rmdir()
+    staging.write_bytes(b"in the way")
+    done = threading.Event()
+
+    def commit() -> None:
+        bench.commit(Responded(run=bench.run, response=make_response(make_prompts("B1", 1)[0])))
+        done.set()
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    while not bench.host.reasons:
+        assert thread.is_alive()
+    assert not done.is_set()
+    staging.unlink()
+    staging.mkdir()
+    assert done.wait(10)
+    thread.join()
+    assert bench.outcomes()[0] == Outcome.RESPONDED
+    assert bench.host.reasons[-1] == ""
