@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from storage.errors import EyasError, UnsuitableError
 from workers.board import ServerSnapshot, ServerState
 from workers.facts import ServerFacts
-from workers.outcomes import RECONNECT, CallError, ServerAwayError
+from workers.outcomes import RECONNECT, Backoff, CallError, ServerAwayError
 from workers.sglang import SGLangClient
 from workers.suitability import Needs, check_suitable
 
@@ -39,6 +39,8 @@ class Pace:
     """Looks in a row that must fail before a healthy server is away: a long prefill fails one."""
     strike_s: float = 5.0
     """Between looks after a failed one."""
+    reconnect: Backoff = RECONNECT
+    """Between attempts to reach a server that is away."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class ServerPool:
         on_facts: Callable[[ServerFacts], Awaitable[None]] | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """`on_facts` is awaited with a server's facts before its first call, and must not raise."""
+        """`on_facts` is awaited with a server's facts before its first call; while it fails, none is made."""
         self._client = client
         self._on_facts = on_facts
         self._pace = pace or Pace()
@@ -168,14 +170,20 @@ class ServerPool:
             except (ServerAwayError, CallError) as error:
                 failures += 1
                 self._set(url, server, ServerState.AWAY, error)
-                pause_s = RECONNECT.pause_s(failures)
+                pause_s = self._pace.reconnect.pause_s(failures)
+            except Exception as error:  # the edge of this task: ended, its server would be lost for good
+                log.exception("server.failed url=%s", url)
+                failures += 1
+                unknown = ServerAwayError(f"{url}: {error!r}", code="server.unreachable")
+                self._set(url, server, ServerState.AWAY, unknown)
+                pause_s = self._pace.reconnect.pause_s(failures)
             else:
                 failures = 0
                 server.facts, server.lost = facts, None
                 self._set(url, server, ServerState.UP)
                 await self._watch(url, server, facts)
                 # Left, or something changed: a moment, so that a flapping server is not hammered.
-                pause_s = RECONNECT.pause_s(1) if server.lost else 0.0
+                pause_s = self._pace.reconnect.pause_s(1) if server.lost else 0.0
                 server.woken.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.woken.wait(), pause_s)
