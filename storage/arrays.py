@@ -110,7 +110,8 @@ class Layout:
                     return None
             codec = codec_from_metadata(codecs)
             separator = content["chunk_key_encoding"]["configuration"]["separator"]
-            if codec is None or separator != "." or tuple(rest) != shape[1:]:
+            endian = codecs[0].get("configuration", {}).get("endian", "little")
+            if codec is None or endian != "little" or separator != "." or tuple(rest) != shape[1:]:
                 return None
             dtype = np.dtype(content["data_type"]).newbyteorder("<")
         except (KeyError, TypeError, ValueError, IndexError):

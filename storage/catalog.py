@@ -1,7 +1,13 @@
-"""Which segments of one folder are visible, followed as they are committed. Knows no arrays."""
+"""Which segments of one folder are visible and which ids they hold, followed as they are committed."""
 
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.idtable import ABSENT, IdTable
 from storage.segment import Segment, SegmentName, list_segments
 
 _ROW_BITS = 32
@@ -44,6 +50,40 @@ class Catalog:
     def last_seq(self, node: str | None = None) -> int:
         """The highest sequence number seen of this node, or of none; 0 when there is none."""
         return max((name.seq for name in self._seen if name.node == node), default=0)
+
+
+class PlacedIds:
+    """Where each id of a catalog's segments lies. Not for two threads at once.
+
+    An id is the xor of the columns named: `id` alone, or `id` and `digest`.
+    """
+
+    def __init__(self, catalog: Catalog, columns: Sequence[str]) -> None:
+        self.catalog = catalog
+        self._columns = columns
+        self._places = IdTable()
+
+    def refresh(self) -> None:
+        """Enter the rows of segments that are new; the first place of an id stays.
+
+        A merged segment takes over the places of those it replaces.
+        """
+        for number in self.catalog.refresh():
+            segment = self.catalog.segments[number]
+            keys = reduce(np.bitwise_xor, [segment.column(name) for name in self._columns])
+            places = place(number) + np.arange(len(keys), dtype=np.int64)
+            self._places.add(keys, places)
+            if segment.replaces:
+                self._places.replace(keys, places)
+
+    def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The place of each of uint8 [N, 16], `ABSENT` where there is none."""
+        return self._places.find(keys)
+
+    def known(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which of uint8 [N, 16] have a place."""
+        known: NDArray[np.bool_] = self.find(keys) != ABSENT
+        return known
 
 
 def place(segment: int, row: int = 0) -> int:

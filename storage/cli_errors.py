@@ -52,9 +52,9 @@ def print_error(error: Exception, stream: TextIO | None = None) -> int:
     if os.environ.get("EYAS_DEBUG"):
         traceback.print_exception(error, file=stream)
     message, hint, status = _said(error)
-    print(f"error: {message}", file=stream)  # noqa: T201
+    print(f"error: {message}", file=stream)
     if hint:
-        print(f"\nhint: {hint}", file=stream)  # noqa: T201
+        print(f"\nhint: {hint}", file=stream)
     stream.flush()
     return status
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from storage.arrays import ArrayFile, Layout, sharded_layout, write_metadata, write_plain
 from storage.codec import Codec
 from storage.errors import DamagedError, EyasError, FullError, UnavailableError
-from storage.files import fsync_folder
+from storage.files import create_json, fsync_folder
 from storage.shard import ShardWriter
 
 STAGING = ".staging"
@@ -82,8 +82,19 @@ class Segment:
         try:
             self.attributes: dict[str, Any] = json.loads((self.path / "zarr.json").read_bytes())["attributes"]
             self.samples = int(self.attributes["samples"])
+        except FileNotFoundError:
+            if not self.path.exists():
+                raise
+            raise self._damaged("it has no `zarr.json`") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"`{self.path}` is not a segment: {error!r}", code="segment.damaged") from None
+            raise self._damaged(repr(error)) from None
+
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(
+            f"`{self.path}` is not a segment: {why}",
+            code="segment.damaged",
+            hint="`storage verify` lists everything that is damaged",
+        )
 
     @property
     def replaces(self) -> frozenset[str]:
@@ -170,6 +181,15 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def create_group(folder: Path, attributes: Mapping[str, Any]) -> None:
+    """Make a Zarr group of this folder, durably, unless it is one."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "zarr.json").exists():
+        content = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+        create_json(folder / "zarr.json", content)
+        fsync_folder(folder.parent)
 
 
 def sweep_staging(output: Path, older_than_s: float) -> int:

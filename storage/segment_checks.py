@@ -42,8 +42,8 @@ class Known:
     spec: RunSpec
     prompts: IdTable = field(default_factory=IdTable)
     """Prompt id → its occurrence."""
-    occurrences: dict[bytes, int] = field(default_factory=dict)
-    """`prompt_id` of occurrence 0 → how many there were so far."""
+    repeated: dict[bytes, int] = field(default_factory=dict)
+    """`prompt_id` of occurrence 0 → the last occurrence there was, for prompts that repeat."""
     responses: IdTable = field(default_factory=IdTable)
     """Prompt id → tokens of its response."""
     sequences: IdTable = field(default_factory=IdTable)
@@ -67,10 +67,12 @@ def check_prompts(segment: Segment, dataset: str, known: Known) -> Found:
         row_tokens = tokens[offset[row] : offset[row + 1]]
         yield from _check_vocabulary(key, row_tokens, known.spec.vocab_size)
         first = prompt_id(dataset, row_tokens)
-        occurrence = occurrences[row] = known.occurrences.get(first, 0)
-        known.occurrences[first] = occurrence + 1
-        if key != first and key != prompt_id(dataset, row_tokens, occurrence=int(occurrence)):
-            yield "prompt.id", key, "the id is not that of the tokens"
+        if key != first:
+            occurrence = known.repeated.get(first, 0) + 1
+            if key != prompt_id(dataset, row_tokens, occurrence=occurrence):
+                yield "prompt.id", key, "the id is not that of the tokens"
+                continue
+            known.repeated[first] = occurrences[row] = occurrence
     for key, new in zip(keys, known.prompts.add(ids, occurrences), strict=True):
         if not new:
             yield "prompt.duplicate", key, "the prompt is stored twice"

@@ -1,0 +1,122 @@
+"""Responses and dead letters: one sequence of segments each, for all writers on all nodes.
+
+Committing looks at every segment there is, keeps what is new, and renames onto the number behind
+the last it saw. The rename fails when anybody has committed since that look, and then it looks
+again: so no prompt ever has two visible responses, without a lock between machines.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from storage.catalog import Catalog, PlacedIds, placed
+from storage.codec import Codec
+from storage.columns import ids_array
+from storage.failures import read_failures, stage_failures
+from storage.idtable import ABSENT
+from storage.responses import ResponseColumns, stage_responses
+from storage.sample import Failure, Response, Stage
+from storage.segment import SegmentName, Staging
+from storage.states_segments import StatesSegments
+
+_T = TypeVar("_T", Response, Failure)
+_RECENT = 8
+"""Segments of responses whose small columns are kept for the next look."""
+
+
+class SharedSegments:
+    """The folders `responses/` and `failures/`; its methods' promises are said by `Store`'s."""
+
+    def __init__(self, output: Path, codec: Codec, states: StatesSegments) -> None:
+        self._output = output
+        self._codec = codec
+        self._states = states
+        self._lock = threading.RLock()
+        self._responses = PlacedIds(Catalog(output / "responses"), ("id",))
+        self._failures = Catalog(output / "failures")
+        self._failure_keys: set[tuple[object, ...]] = set()
+        self._columns = lru_cache(_RECENT)(
+            lambda number: ResponseColumns(self._responses.catalog.segments[number])
+        )
+
+    def response(self, sample_id: bytes) -> Response | None:
+        """The visible response to this prompt; looks for new segments only when it is not known."""
+        key = ids_array([sample_id])
+        with self._lock:
+            found = int(self._responses.find(key)[0])
+            if found == ABSENT:
+                self._responses.refresh()
+                found = int(self._responses.find(key)[0])
+        if found == ABSENT:
+            return None
+        number, row = placed(found)
+        return self._columns(number).response(row)
+
+    def commit_responses(self, batch: Sequence[Response]) -> int:
+        """Commit those whose prompt has no response yet; how many that were."""
+        return self._commit(batch, self._responses.catalog, self._new_responses, stage_responses)
+
+    def failures(self) -> Iterator[Failure]:
+        """All dead letters, those too that were made good since."""
+        with self._lock:
+            self._see_failures()
+            segments = self._failures.visible()
+        for segment in segments:
+            yield from read_failures(segment)
+
+    def commit_failures(self, batch: Sequence[Failure]) -> int:
+        """Commit those that are not there yet and that nothing stored has made good; how many."""
+        return self._commit(batch, self._failures, self._new_failures, stage_failures)
+
+    def _commit(
+        self,
+        batch: Sequence[_T],
+        catalog: Catalog,
+        still_new: Callable[[Sequence[_T]], list[_T]],
+        stage: Callable[[Staging, Sequence[_T]], None],
+    ) -> int:
+        while True:
+            with self._lock:
+                new = still_new(batch)
+                name = SegmentName(node=None, seq=catalog.last_seq() + 1)
+            if not new:
+                return 0
+            with Staging(self._output, catalog.parent.name, self._codec) as staging:
+                stage(staging, new)
+                if staging.commit(catalog.parent, name):
+                    return len(new)
+
+    def _new_responses(self, batch: Sequence[Response]) -> list[Response]:
+        self._responses.refresh()
+        first: dict[bytes, Response] = {}
+        for response in batch:
+            first.setdefault(response.id, response)
+        known = self._responses.known(ids_array(list(first)))
+        return [response for response, is_known in zip(first.values(), known, strict=True) if not is_known]
+
+    def _new_failures(self, batch: Sequence[Failure]) -> list[Failure]:
+        self._see_failures()
+        self._responses.refresh()
+        first: dict[tuple[object, ...], Failure] = {}
+        for failure in batch:
+            first.setdefault(_failure_key(failure), failure)
+        return [
+            failure
+            for key, failure in first.items()
+            if key not in self._failure_keys and not self._made_good(failure)
+        ]
+
+    def _made_good(self, failure: Failure) -> bool:
+        if failure.stage is Stage.GENERATE or failure.digest is None or failure.capture is None:
+            return bool(self._responses.known(ids_array([failure.id]))[0])
+        return bool(self._states.known(failure.capture, [(failure.id, failure.digest)])[0])
+
+    def _see_failures(self) -> None:
+        for number in self._failures.refresh():
+            self._failure_keys.update(_failure_key(f) for f in read_failures(self._failures.segments[number]))
+
+
+def _failure_key(failure: Failure) -> tuple[object, ...]:
+    return (failure.id, failure.digest, failure.capture, failure.stage)

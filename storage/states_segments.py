@@ -1,0 +1,108 @@
+"""The states of a store: one folder a capture, in it one sequence of segments a node.
+
+Nodes do not wait for each other: two may store the same states, and whoever reads takes the
+first. What is known to be stored is not written again.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.catalog import Catalog, PlacedIds
+from storage.codec import Codec
+from storage.columns import ids_array
+from storage.files import checked_name
+from storage.sample import States
+from storage.segment import SegmentName, Staging, create_group, disk_errors
+from storage.spool import Spool
+from storage.states import SampleLostError, alike, stage_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesCommit:
+    """What became of a batch of states; each of them is in exactly one of these."""
+
+    stored: tuple[States, ...]
+    lost: tuple[States, ...]
+    """Gone from the spool or damaged there: to be captured again."""
+    duplicate: tuple[States, ...]
+    """Stored already, by whomever, or twice in the batch."""
+
+
+class StatesSegments:
+    """The folder `states/`; what its methods promise is said by those of `Store`."""
+
+    def __init__(self, output: Path, codec: Codec) -> None:
+        self._output = output
+        self._codec = codec
+        self._lock = threading.RLock()
+        self._stored: dict[str, PlacedIds] = {}
+
+    def captures(self) -> tuple[str, ...]:
+        """Names of the captures that were begun, sorted."""
+        return tuple(sorted(path.parent.name for path in (self._output / "states").glob("*/zarr.json")))
+
+    def known(self, capture: str, pairs: Sequence[tuple[bytes, bytes]]) -> NDArray[np.bool_]:
+        """Which of these ids and digests have states, as of now."""
+        with self._lock:
+            return self._seen(capture).known(states_keys(pairs))
+
+    def commit(self, batch: Sequence[States], spool: Spool) -> StatesCommit:
+        """Commit those that are not stored, in one segment for all that are alike."""
+        stored: list[States] = []
+        lost: list[States] = []
+        duplicate: list[States] = []
+        groups: dict[tuple[object, ...], list[States]] = {}
+        for states in batch:
+            groups.setdefault(alike(states), []).append(states)
+        for group in groups.values():
+            known = self.known(group[0].capture, [(states.id, states.digest) for states in group])
+            fresh: dict[tuple[bytes, bytes], States] = {}
+            for states, is_known in zip(group, known.tolist(), strict=True):
+                key = (states.id, states.digest)
+                if is_known or key in fresh:
+                    duplicate.append(states)
+                else:
+                    fresh[key] = states
+            while fresh:
+                try:
+                    self._commit_alike(list(fresh.values()), spool)
+                except SampleLostError as error:
+                    # Its rows are in the staging folder already: all is written again without
+                    # it. A second reading beforehand would cost every batch for the sake of one.
+                    lost.append(fresh.pop((error.states.id, error.states.digest)))
+                else:
+                    stored += fresh.values()
+                    break
+        return StatesCommit(stored=tuple(stored), lost=tuple(lost), duplicate=tuple(duplicate))
+
+    def _commit_alike(self, batch: Sequence[States], spool: Spool) -> None:
+        capture = batch[0].capture
+        folder = self._output / "states" / checked_name(capture, "capture")
+        with disk_errors(self._output):
+            create_group(folder, {})
+        with Staging(self._output, spool.node, self._codec) as staging:
+            with disk_errors(self._output):
+                stage_states(staging, batch, spool)
+            while True:
+                # Another sink of this node may have taken the number meanwhile, and stored some of
+                # the same. Readers take the first, so that is not worth writing a GB again.
+                with self._lock:
+                    last = self._seen(capture).catalog.last_seq(spool.node)
+                if staging.commit(folder, SegmentName(node=spool.node, seq=last + 1)):
+                    return
+
+    def _seen(self, capture: str) -> PlacedIds:
+        if capture not in self._stored:
+            self._stored[capture] = PlacedIds(Catalog(self._output / "states" / capture), ("id", "digest"))
+        self._stored[capture].refresh()
+        return self._stored[capture]
+
+
+def states_keys(pairs: Sequence[tuple[bytes, bytes]]) -> NDArray[np.uint8]:
+    """Id and digest as one key, uint8 [N, 16]: hashes of different bytes, so their xor is as unique."""
+    return ids_array([pair[0] for pair in pairs]) ^ ids_array([pair[1] for pair in pairs])
