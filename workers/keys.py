@@ -6,7 +6,7 @@
     eyas:feeder           string  who feeds: SET NX PX 15000, renewed every 5 s
     eyas:window           hash    id (16 bytes) + stage (1 byte) → dataset: published, not stored yet
     eyas:slots:<lane>     hash    "<url> <process>" → grant record, see `slots.py`
-    eyas:process:<name>   string  JSON `snapshots.ProcessSnapshot`, 15 s to live: by the process
+    eyas:process:<name>   string  JSON `board.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
     eyas:garbage          list    bodies that were no message of ours, newest first, bounded
@@ -23,7 +23,6 @@ WINDOW = "eyas:window"
 FACTS = "eyas:facts"
 BOARD = "eyas:board"
 GARBAGE = "eyas:garbage"
-PROCESS_PREFIX = "eyas:process:"
 UNACKED = "unacked"
 UNACKED_INDEX = "unacked_index"
 
@@ -36,11 +35,6 @@ def slots_key(lane: str) -> str:
     return f"eyas:slots:{lane}"
 
 
-def process_key(name: str) -> str:
-    """The snapshot of one process."""
-    return PROCESS_PREFIX + name
-
-
-def window_field(id: bytes, stage: str) -> bytes:
+def window_field(prompt_id: bytes, stage: str) -> bytes:
     """The field of `WINDOW` for one order."""
-    return id + STAGE_BYTES[stage]
+    return prompt_id + STAGE_BYTES[stage]

@@ -1,0 +1,59 @@
+"""The Celery app: `celery -A workers worker | flower | inspect …` finds it here.
+
+What it is set to is in `celeryconfig.py`; which task a process has, in `worker.py`. Programs that
+only publish make their own with `create_app`.
+"""
+
+from functools import cached_property
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+
+from workers.celeryconfig import Timing, load_timing, settings
+from workers.config import Config, load_config
+from workers.connection import connect
+from workers.lease import Lease
+
+
+class EyasApp(Celery):  # type: ignore[misc]
+    """Celery with what one process of Eyas has besides."""
+
+    config: Config
+    timing: Timing
+    lane: Any = None
+    """The `Lane` of a lane process; None in a sink and in programs that only publish."""
+
+    @cached_property
+    def redis(self) -> Redis:
+        """For everything that is not Celery's."""
+        return connect(self.config.redis_url)
+
+    @cached_property
+    def lease(self) -> Lease:
+        """Of the messages this process holds."""
+        return Lease(self.redis, self.timing.renew_s)
+
+    @cached_property
+    def Worker(self) -> Any:  # noqa: N802
+        """The worker program, which Celery asks its app for."""
+        return self.subclass_with_self("workers.worker:Worker")
+
+
+def create_app(config: Config, timing: Timing | None = None) -> EyasApp:
+    """An app on the Redis of this configuration; nothing is connected yet."""
+    app = EyasApp("eyas", set_as_current=False)
+    app.config, app.timing = config, timing or load_timing()
+    app.conf.update(settings(config.redis_url, app.timing))
+    app.steps["worker"].add("workers.worker:EndStep")
+    app.steps["consumer"].add("workers.consuming:AdmissionStep")
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, made when it is asked for: a setting that cannot be used is then its command's error."""
+    if name != "app":
+        raise AttributeError(name)
+    app = globals()["app"] = create_app(load_config())
+    app.set_current()
+    return app
