@@ -47,7 +47,7 @@ class Window:
         """
         for name, dataset in datasets.items():
             out = self._out.get(name, np.zeros(0, np.uint8))
-            if len(out) != len(dataset):
+            if name not in self._out or len(out) != len(dataset):
                 self._out[name] = np.concatenate([out, np.zeros(len(dataset) - len(out), np.uint8)])
         if self._loaded and self._redis.hlen(WINDOW) == self._count:
             return False
