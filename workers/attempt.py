@@ -20,7 +20,7 @@ from workers.decode import DecodeJob
 from workers.decoding import DecodePool
 from workers.facts import ServerFacts
 from workers.messages import Capture, Generate
-from workers.outcomes import ServerAwayError
+from workers.outcomes import AGAIN, BUSY, Backoff, ServerAwayError
 from workers.reply import RepliedStates, Reply
 from workers.requests import asking_states
 from workers.runs import RunView
@@ -48,6 +48,10 @@ class Context:
     """The run as it was when the order was taken."""
     facts: Mapping[str, ServerFacts]
     """Address → what the server said when it was connected to: `ServerPool.facts`."""
+    again: Backoff = AGAIN
+    """Pauses between counted attempts; tests hurry."""
+    busy: Backoff = BUSY
+    """Pauses while a server says that it is busy."""
 
     def facts_of(self, url: str) -> ServerFacts:
         """Raises `ServerAwayError` when the server is not connected to any more."""

@@ -14,9 +14,7 @@ from workers.capturing import capture_once
 from workers.generating import generate_once
 from workers.messages import Capture, Failed, Generate, Result
 from workers.outcomes import (
-    AGAIN,
     ATTEMPTS,
-    BUSY,
     BUSY_PATIENCE_S,
     CallError,
     Outcome,
@@ -52,9 +50,11 @@ async def execute(order: Generate | Capture, url: str, context: Context) -> Resu
                 busy, busy_since = busy + 1, busy_since or now
                 if now - busy_since > BUSY_PATIENCE_S:
                     raise ServerAwayError(error.message, code=error.code)
-                await asyncio.sleep(BUSY.pause_s(busy))
+                await asyncio.sleep(context.busy.pause_s(busy))
             case Outcome.ELSEWHERE:
-                raise ServerAwayError(error.message, code=error.code)
+                # Behind a proxy, its answer is all that is seen of a server that this call killed.
+                killed = error.code == "server.gateway"
+                raise ServerAwayError(error.message, code=error.code, in_flight=killed)
             case Outcome.DEAD:
                 if error.code == "server.refused":
                     await _check_unchanged(url, context, error)
@@ -64,7 +64,7 @@ async def execute(order: Generate | Capture, url: str, context: Context) -> Resu
                 busy, busy_since = 0, 0.0
                 if failures >= ATTEMPTS:
                     return _dead(order, error, failures)
-                await asyncio.sleep(AGAIN.pause_s(failures))
+                await asyncio.sleep(context.again.pause_s(failures))
 
 
 async def _check_unchanged(url: str, context: Context, error: CallError) -> None:

@@ -20,10 +20,12 @@ def refusal(url: str, status: int, body: bytes) -> CallError | FullError:
             code = "server.key"
         case 404 | 405:
             code = "server.not_found"
-        case 429 | 502 | 503 | 504:
+        case 429 | 503:
             code = "server.busy"
-        case 500 if "call_upstream" in said:  # the router, for a worker that died
-            code = "server.busy"
+        case 502 | 504:
+            code = "server.gateway"
+        case 500 if "call_upstream" in said:  # SGLang's router, for a worker that died
+            code = "server.gateway"
         case 507:
             return FullError(f"{url}: the server's spool is full: {said}", code="spool.full")
         case _ if status >= 500:

@@ -39,7 +39,8 @@ OUTCOMES = MappingProxyType(
         "server.key": Outcome.ELSEWHERE,  # 401, 403: nothing is wrong with the sample
         "server.changed": Outcome.ELSEWHERE,  # it refuses, and is no longer what it was when connected
         "server.not_found": Outcome.ELSEWHERE,  # 404: something else answers there now
-        "server.busy": Outcome.WAIT,  # 429, 502, 503, 504: queue full, draining, a router without workers
+        "server.gateway": Outcome.ELSEWHERE,  # 502, 504: what a proxy says when the server behind it died
+        "server.busy": Outcome.WAIT,  # 429, 503: queue full, draining, a router without workers
         # the server answers, this call did not go well
         "server.broke": Outcome.AGAIN,  # the connection broke, the server lives
         "server.slow": Outcome.AGAIN,  # past the deadline, the server lives
@@ -100,7 +101,7 @@ class Backoff:
         return whole * random.uniform(0.5, 1.0)  # noqa: S311
 
 
-AGAIN = Backoff(first_s=0.2, longest_s=2.0)
+AGAIN = Backoff(first_s=0.5, longest_s=4.0)
 BUSY = Backoff(first_s=0.5, longest_s=4.0)
 RECONNECT = Backoff(first_s=0.5, longest_s=10.0)
 

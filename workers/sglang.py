@@ -104,7 +104,9 @@ class SGLangClient:
         except UnsuitableError as error:
             raise UnsuitableError(f"{url}: {error.message}", code=error.code, hint=error.hint) from None
 
-    async def probe(self, url: str, capture: CaptureSpec | None = None) -> None:
+    async def probe(
+        self, url: str, capture: CaptureSpec | None = None, *, deadline_s: float = PROBE_S
+    ) -> None:
         """Returns when the server has generated one token: what no health route proves.
 
         With `capture` it asks a stock server for the states of two tokens as well, and raises
@@ -117,12 +119,14 @@ class SGLangClient:
             "return_hidden_states": capture is not None,
         }
         try:
-            decoded = await self._generate(url, body, PROBE_S)
+            decoded = await self._generate(url, body, deadline_s)
             if capture is None:
                 read_reply(decoded)
                 return
             width = len(decoded["meta_info"]["hidden_states"][0][0])
         except (CallError, FullError) as error:
+            if error.code == "server.slow":
+                return  # it waited its whole deadline in the queue of a server that is full and lives
             raise ServerAwayError(f"{url}: the probe got: {error.message}", code=error.code) from None
         except (KeyError, TypeError, IndexError) as error:
             message = f"{url}: the probe got no hidden states: {error!r}"

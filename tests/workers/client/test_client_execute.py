@@ -39,7 +39,7 @@ from workers.decoding import DecodePool
 from workers.execute import execute
 from workers.facts import read_facts
 from workers.messages import Capture, Captured, Failed, Generate, Responded, Result, decode, encode
-from workers.outcomes import OUTCOMES, Outcome, ServerAwayError, StaleOrderError
+from workers.outcomes import OUTCOMES, Backoff, Outcome, ServerAwayError, StaleOrderError
 from workers.runs import RunView
 from workers.sglang import SGLangClient
 
@@ -98,8 +98,15 @@ class Lane:
         self.stage, self.spool = stage, spool
         infos = stage.infos
         facts = read_facts(infos["/server_info"], infos["/model_info"], infos["/v1/models"])
+        quick = Backoff(first_s=0.01, longest_s=0.01)
         self.context = Context(
-            client=client, spool=spool, decoders=DecodePool(spool), view=seen, facts={stage.url: facts}
+            client=client,
+            spool=spool,
+            decoders=DecodePool(spool, processes=1),
+            view=seen,
+            facts={stage.url: facts},
+            again=quick,
+            busy=quick,
         )
 
     async def execute(self, order: Generate | Capture) -> Result:
@@ -413,18 +420,25 @@ def test_a_server_restarted_without_states_makes_no_dead_letters(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(401, "server.key"), (403, "server.key"), (404, "server.not_found")]
+    ("status", "said", "code"),
+    [
+        (401, "no", "server.key"),
+        (403, "no", "server.key"),
+        (404, "no", "server.not_found"),
+        (502, "bad gateway", "server.gateway"),
+        (500, "call_upstream_connection_failed", "server.gateway"),
+    ],
 )
 def test_what_is_wrong_with_the_server_sends_the_order_elsewhere(
-    tmp_path: Path, status: int, code: str
+    tmp_path: Path, status: int, said: str, code: str
 ) -> None:
     async def scene(lane: Lane) -> None:
         with pytest.raises(ServerAwayError) as caught:
             await lane.execute(GENERATE)
         assert caught.value.code == code
-        assert not caught.value.in_flight
+        assert caught.value.in_flight == (code == "server.gateway")
 
-    play(tmp_path, scene, generate=refuse(status, {"error": "no"}))
+    play(tmp_path, scene, generate=refuse(status, {"error": said}))
 
 
 def test_a_full_queue_is_waited_for_and_counts_no_attempt(tmp_path: Path) -> None:

@@ -144,6 +144,19 @@ def test_health_routes_that_say_yes_do_not_bring_back_a_server_that_gives_no_tok
     play(scene)
 
 
+def test_a_probe_that_waits_in_the_queue_of_a_full_server_does_not_make_it_away() -> None:
+    async def run() -> None:
+        async with staged() as stage, SGLangClient() as client:
+            stage.probe = hang
+            await client.probe(stage.url, deadline_s=0.05)
+            stage.health_status = 503
+            with pytest.raises(ServerAwayError) as caught:
+                await client.probe(stage.url, deadline_s=0.05)
+            assert caught.value.code == "server.hanging"
+
+    asyncio.run(run())
+
+
 def test_an_unsuitable_server_takes_no_calls_and_says_which_flag() -> None:
     async def scene(troupe: Troupe, stage: Stage) -> None:
         troupe.pool.want([stage.url], needs(capture=FINAL))
