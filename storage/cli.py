@@ -144,3 +144,7 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1000
     return f"{size:.3g} {unit}"
+
+
+if __name__ == "__main__":
+    main()
