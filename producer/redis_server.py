@@ -56,6 +56,8 @@ def redis_arguments(binary: str, *, folder: Path, port: int, password: str | Non
         arguments.append(str(settings))
     arguments += ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
     arguments += ["--appendonly", "yes", "--appendfsync", "everysec"]
+    # a title would be written over the environment, by which `processes.marked` knows what is ours
+    arguments += ["--set-proc-title", "no"]
     return [*arguments, "--maxmemory", MAX_MEMORY, "--maxmemory-policy", "noeviction"]
 
 

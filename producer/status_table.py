@@ -6,6 +6,7 @@ Pure: a `Board` in, something to print out. Where the board comes from is in `ru
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from producer.talk import Fact, is_terminal
@@ -80,7 +81,7 @@ def _head(board: Board) -> "Text":
 
     text = Text()
     text.append(f"run {board.run_id[:8]}", style="bold")
-    text.append(f" · {board.model} · states {board.states} · {board.output_dir}\n")
+    text.append(f" · {Path(board.model).name} · states {board.states} · {board.output_dir}\n")
     text.append(" · ".join(_progress(board)))
     return text
 
