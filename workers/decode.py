@@ -63,7 +63,9 @@ def decode(job: DecodeJob, spool: Spool) -> dict[str, Any]:
     except (ValueError, OSError, RuntimeError) as error:
         raise _unreadable(Path(job.body), error) from None
     try:
-        meta = {key: _plain(value) for key, value in document["meta_info"].items() if key != "hidden_states"}
+        # Its `items()` would make a Python float of every value.
+        said = document["meta_info"]
+        meta = {key: _plain(said[key]) for key in said.keys() if key != "hidden_states"}  # noqa: SIM118
         reply = {
             "text": document["text"],
             "output_ids": document["output_ids"].as_list(),
@@ -71,7 +73,7 @@ def decode(job: DecodeJob, spool: Spool) -> dict[str, Any]:
         }
         if meta["finish_reason"]["type"] == "abort":
             return reply
-        entries = document["meta_info"].get("hidden_states")
+        entries = said.get("hidden_states")
         if entries is None:
             raise CallError("the reply has no hidden states", code="states.missing")
         meta["eyas_states"] = _spool(entries, job, spool, reply, meta)

@@ -20,7 +20,9 @@ def refusal(url: str, status: int, body: bytes) -> CallError | FullError:
             code = "server.key"
         case 404 | 405:
             code = "server.not_found"
-        case 429 | 503:
+        case _ if 300 <= status < 400:  # a login page, a moved address: nothing is wrong with the sample
+            code = "server.not_found"
+        case 408 | 429 | 503:
             code = "server.busy"
         case 502 | 504:
             code = "server.gateway"

@@ -38,9 +38,9 @@ OUTCOMES = MappingProxyType(
         "server.hanging": Outcome.ELSEWHERE,  # past the deadline, and a one-token probe is not answered
         "server.key": Outcome.ELSEWHERE,  # 401, 403: nothing is wrong with the sample
         "server.changed": Outcome.ELSEWHERE,  # it refuses, and is no longer what it was when connected
-        "server.not_found": Outcome.ELSEWHERE,  # 404: something else answers there now
+        "server.not_found": Outcome.ELSEWHERE,  # 404, a redirect: something else answers there now
         "server.gateway": Outcome.ELSEWHERE,  # 502, 504: what a proxy says when the server behind it died
-        "server.busy": Outcome.WAIT,  # 429, 503: queue full, draining, a router without workers
+        "server.busy": Outcome.WAIT,  # 408, 429, 503: queue full, draining, a router without workers
         # the server answers, this call did not go well
         "server.broke": Outcome.AGAIN,  # the connection broke, the server lives
         "server.slow": Outcome.AGAIN,  # past the deadline, the server lives

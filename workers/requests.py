@@ -1,4 +1,4 @@
-"""What is asked of `/generate`: the bodies of the two kinds of request. Nothing is sent here.
+"""What is asked of `/generate`: the bodies of requests. Nothing is sent here.
 
 Every attempt has its own `rid`, random and of fixed length: a server refuses one that is still in
 flight, and aborts by prefix. Every attempt that wants states has its own `extra_key`, the name of
@@ -10,7 +10,7 @@ import secrets
 from typing import Any
 
 from storage.run import CaptureSpec, Sampling
-from storage.tokens import Tokens
+from storage.tokens import Tokens, as_tokens
 
 
 def sampling_seed(prompt_id: bytes, seed: int) -> int:
@@ -32,15 +32,7 @@ def generate_body(
 ) -> dict[str, Any]:
     """A request for a response. `fresh_cache` gives up the prefixes that prompts share."""
     body = _body(prompt)
-    body["sampling_params"] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "sampling_seed": seed,
-        # The text is a view for people, who want to see where the reasoning ends.
-        "skip_special_tokens": False,
-    }
+    body["sampling_params"] = _sampling_params(sampling, seed, max_new_tokens)
     if fresh_cache:
         body["extra_key"] = secrets.token_hex(8)
     return body
@@ -69,6 +61,27 @@ def asking_states(body: dict[str, Any], *, capture: CaptureSpec, spool_name: str
         }
         asked["sampling_params"] = {**body["sampling_params"], "custom_params": {"eyas": eyas}}
     return asked
+
+
+def probe_body(sampling: Sampling, *, states: bool) -> dict[str, Any]:
+    """A request for one token after two that every vocabulary has, in the way the run asks for many."""
+    body = _body(as_tokens([1, 2]))
+    body["sampling_params"] = _sampling_params(sampling, 0, 1)
+    body["extra_key"] = secrets.token_hex(8)
+    body["return_hidden_states"] = states
+    return body
+
+
+def _sampling_params(sampling: Sampling, seed: int, max_new_tokens: int) -> dict[str, Any]:
+    return {
+        "max_new_tokens": max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "sampling_seed": seed,
+        # The text is a view for people, who want to see where the reasoning ends.
+        "skip_special_tokens": False,
+    }
 
 
 def _body(tokens: Tokens) -> dict[str, Any]:

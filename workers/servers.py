@@ -202,7 +202,8 @@ class ServerPool:
                 hint="restart it with the weights of before, or enqueue into another `--output-dir`",
             )
         if server.snapshot.state is not ServerState.UP or facts != server.facts:
-            await self._client.probe(url, needs.capture if facts.states == "json" else None)
+            stock = needs.capture if facts.states == "json" else None
+            await self._client.probe(url, sampling=needs.sampling, capture=stock)
             if self._on_facts is not None:
                 await self._on_facts(facts)
         return facts

@@ -8,7 +8,6 @@ request holds, in `requests.py`.
 import asyncio
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,11 +19,12 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from storage.errors import FullError, UnsuitableError, UsageError
-from storage.run import CaptureSpec
+from storage.run import CaptureSpec, Sampling
 from workers.facts import ServerFacts, read_facts
 from workers.http_errors import error_message, refusal
 from workers.outcomes import CallError, ServerAwayError
 from workers.reply import Reply, read_reply
+from workers.requests import probe_body
 
 CONNECT_S = 5.0
 """A host that does not accept in this time is away."""
@@ -105,19 +105,19 @@ class SGLangClient:
             raise UnsuitableError(f"{url}: {error.message}", code=error.code, hint=error.hint) from None
 
     async def probe(
-        self, url: str, capture: CaptureSpec | None = None, *, deadline_s: float = PROBE_S
+        self,
+        url: str,
+        *,
+        sampling: Sampling | None = None,
+        capture: CaptureSpec | None = None,
+        deadline_s: float = PROBE_S,
     ) -> None:
         """Returns when the server has generated one token: what no health route proves.
 
-        With `capture` it asks a stock server for the states of two tokens as well, and raises
-        `UnsuitableError` when their rows are not as wide as the run's.
+        With `capture` it asks a stock server for states as well. Raises `UnsuitableError` when it
+        refuses to sample in this way, or its rows are not as wide as the capture's.
         """
-        body: dict[str, Any] = {
-            "input_ids": [1, 2],
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
-            "extra_key": secrets.token_hex(8),
-            "return_hidden_states": capture is not None,
-        }
+        body = probe_body(sampling or Sampling(), states=capture is not None)
         try:
             decoded = await self._generate(url, body, deadline_s)
             if capture is None:
@@ -127,6 +127,12 @@ class SGLangClient:
         except (CallError, FullError) as error:
             if error.code == "server.slow":
                 return  # it waited its whole deadline in the queue of a server that is full and lives
+            if error.code == "server.refused":
+                raise UnsuitableError(
+                    f"{url} refuses what the run asks: {error.message}",
+                    code=error.code,
+                    hint="its values are in `run.json` under `sampling`; begin another run with others",
+                ) from None
             raise ServerAwayError(f"{url}: the probe got: {error.message}", code=error.code) from None
         except (KeyError, TypeError, IndexError) as error:
             message = f"{url}: the probe got no hidden states: {error!r}"

@@ -5,11 +5,11 @@ each (re)connect. It does not ask the server (`sglang.py`) or decide what is cap
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from storage.errors import UnsuitableError
-from storage.run import CaptureSpec, RunSpec, StatesMode
+from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
 from workers.facts import ServerFacts
 
@@ -34,8 +34,9 @@ class Needs:
     """A request's ids may number as many as this, less one."""
     capture: CaptureSpec | None
     """The states it must give; None when it only generates."""
-    inline: bool = False
-    """Whether it gives them while generating."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How it is asked to pick tokens: tried with the first token, so that what it refuses is a
+    server's state and not ten thousand dead letters."""
     allow_quantized_kv: bool = False
 
 
@@ -50,7 +51,7 @@ def needs_of(spec: RunSpec, settings: RunSettings, *, captures: bool) -> Needs:
         vocab_size=spec.vocab_size,
         input_tokens=settings.max_input_tokens,
         capture=settings.capture if captures or inline else None,
-        inline=inline,
+        sampling=spec.sampling,
         allow_quantized_kv=settings.allow_quantized_kv,
     )
 

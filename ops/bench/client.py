@@ -115,7 +115,7 @@ async def measure(
 
 def main() -> None:
     """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
     with socket.socket() as probe:

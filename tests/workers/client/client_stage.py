@@ -36,7 +36,7 @@ class Stage:
         self.health_status = 200
         self.port = 0
         self.bodies: list[dict[str, Any]] = []
-        self.probes = 0
+        self.probed: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.left = asyncio.Event()
         """Set when a client leaves in mid-call."""
@@ -45,6 +45,10 @@ class Stage:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def probes(self) -> int:
+        return len(self.probed)
 
     async def open(self) -> None:
         """Listen, on the port of before when there was one."""
@@ -68,7 +72,7 @@ class Stage:
         body = await request.json()
         try:
             if body["input_ids"] == [1, 2]:
-                self.probes += 1
+                self.probed.append(body)
                 return await self.probe(request, body)
             self.bodies.append(body)
             return await self.generate(request, body)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from client_stage import Stage, answer, hang, recorded, refuse, rows, staged, until
 
-from storage.run import CaptureSpec
+from storage.run import CaptureSpec, Sampling
 from workers.board import ServerState
 from workers.facts import ServerFacts
 from workers.outcomes import Backoff, ServerAwayError
@@ -72,12 +72,14 @@ def play(
 
 def test_a_server_takes_calls_once_its_facts_suit_and_a_token_came() -> None:
     async def scene(troupe: Troupe, stage: Stage) -> None:
-        troupe.pool.want([stage.url], needs())
+        troupe.pool.want([stage.url], needs(sampling=Sampling(temperature=0.3)))
         await troupe.reaches(stage, ServerState.UP)
         assert troupe.pool.healthy() == (stage.url,)
         assert troupe.pool.facts[stage.url] == troupe.seen[0]
         assert stage.asked[:2] == ["/server_info", "/model_info"]
-        assert stage.probes == 1
+        (probe,) = stage.probed
+        assert probe["sampling_params"]["max_new_tokens"] == 1
+        assert probe["sampling_params"]["temperature"] == 0.3
         assert stage.bodies == []
 
     play(scene)
@@ -155,6 +157,16 @@ def test_a_probe_that_waits_in_the_queue_of_a_full_server_does_not_make_it_away(
             assert caught.value.code == "server.hanging"
 
     asyncio.run(run())
+
+
+def test_a_way_of_sampling_that_a_server_refuses_costs_no_sample() -> None:
+    async def scene(troupe: Troupe, stage: Stage) -> None:
+        stage.probe = refuse(400, recorded("final-refused-sampling")["body"])
+        troupe.pool.want([stage.url], needs(sampling=Sampling(temperature=-1)))
+        await troupe.reaches(stage, ServerState.UNSUITABLE)
+        assert "temperature must be a non-negative" in troupe.reason(stage.url)
+
+    play(scene)
 
 
 def test_an_unsuitable_server_takes_no_calls_and_says_which_flag() -> None:
