@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from producer import options
-from producer.manifest import Dataset, Manifest, choose, find_manifest
+from producer.manifest import Dataset, Manifest, caps_of, choose, find_manifest
 from producer.talk import is_terminal, progress, say
+from producer.words import count
 from storage.errors import UsageError
 from storage.run import StatesMode, read_run
 from storage.settings import DatasetSettings, RunSettings, read_settings, write_settings
-from workers.config import Config, load_config, read_state
+from workers.config import Config, load_config
 
 if TYPE_CHECKING:
     from producer.preparing import Prepared
-    from producer.prompts import Batch
+    from producer.prompts import Batch, Limits
     from producer.queueing import Queue
     from producer.reading import Stored
-    from producer.target import Asked, Servers, Target, TemplateLoader
+    from producer.servers import Servers
+    from producer.target import Asked, Target
+    from producer.template import Template
     from storage.store import Store
-
-SKIPPED_SHOWN = 3
-"""Skipped rows named one by one, per dataset; the others are counted."""
 
 
 @click.command("enqueue")
@@ -80,16 +80,18 @@ def _enqueue(
     said: dict[str, Any],
 ) -> tuple["Store", list[str]]:
     """All of it; the store, and the datasets that gave no prompt."""
-    from producer.preparing import prepare
+    from producer.preparing import check_template, prepare
+    from producer.reading import enough
+    from producer.servers import addresses, ask_servers, check_servers
     from producer.sources import find_files
-    from producer.target import ask_servers, check_servers, find_target
+    from producer.target import find_target
     from storage.store import Store
 
     for dataset in datasets:
         find_files(dataset.source, dataset.folder)
     run = read_run(output)
     before = _settings(output) if run else None
-    urls, capture_urls = _urls(said, before)
+    urls, capture_urls = addresses(said, before)
     servers = ask_servers(urls, capture_urls, config.server_api_key)
     _say_servers(servers)
     target, template = find_target(_asked(flags, said), servers, run.spec if run else None, before)
@@ -97,72 +99,74 @@ def _enqueue(
     check_servers(servers, target.spec, settings)
     store = Store.create(output, target.spec)
     prepared = [prepare(dataset, store.dataset_spec(dataset.name)) for dataset in datasets]
-    caps = {p.dataset.name: _caps(p.dataset, flags) for p in prepared}
-    settings = replace(settings, datasets={**settings.datasets, **caps})
-    queue.claim(store, settings)
     for one in prepared:
         store.begin_dataset(one.spec)
+    limits = {one.dataset.name: _limits(one.dataset, flags, target) for one in prepared}
+    unread = {one.dataset.name for one in prepared if not enough(store, one, limits[one.dataset.name])}
+    for one in prepared:
+        if one.dataset.name in unread:
+            check_template(one, template())
+    caps = {
+        name: DatasetSettings(max_samples=one.max_prompts, max_tokens=one.max_tokens)
+        for name, one in limits.items()
+    }
+    settings = replace(settings, datasets={**settings.datasets, **caps})
+    queue.claim(store, settings)
     for facts in [*servers.generating.values(), *servers.capturing.values()]:
         store.write_facts(facts.facts_id, facts.to_json())
     write_settings(output, settings)
-    nothing = [
-        one.dataset.name
-        for one in prepared
-        if not _read(store, one, target, template, caps[one.dataset.name])
-    ]
+    with queue.feeding(store):
+        for one in prepared:
+            name = one.dataset.name
+            if name in unread:
+                _read(store, one, template(), limits[name], queue)
+            else:
+                say(f"{name}: {count(store.reading_state(name).count)} tokenized, skipped")
+    nothing = [name for name in limits if not store.reading_state(name).count]
     queue.feed(store)
     queue.say_who_listens([one.lane for one in prepared], settings)
     return store, nothing
 
 
-def _read(
-    store: "Store",
-    one: "Prepared",
-    target: "Target",
-    template: "TemplateLoader",
-    caps: DatasetSettings,
-) -> int:
-    """Read the dataset on, as far as its caps want; how many prompts the store has of it."""
+def _limits(dataset: Dataset, flags: dict[str, Any], target: "Target") -> "Limits":
     from producer.prompts import Limits
-    from producer.reading import enough, read_into
 
-    name = one.dataset.name
-    limits = Limits(
+    caps = caps_of(dataset, max_samples=flags["max_samples"], max_tokens=flags["max_tokens"])
+    return Limits(
         vocab_size=target.spec.vocab_size,
         max_input_tokens=target.max_input_tokens,
         max_prompts=caps.max_samples,
         max_tokens=caps.max_tokens,
     )
-    if enough(store, one, limits):
-        count = store.reading_state(name).count
-        say(f"{name}: {count:,} tokenized, skipped")
-        return count
-    named = 0
-    with progress("tokenize", total=caps.max_samples, dataset=name, dropped=0) as bar:
-        made = dropped = 0
+
+
+def _read(store: "Store", one: "Prepared", template: "Template", limits: "Limits", queue: "Queue") -> None:
+    """Read the dataset on, as far as its caps want."""
+    from producer.reading import read_into
+    from producer.skipped import SkippedRows
+
+    name = one.dataset.name
+    skipped = SkippedRows(name)
+    with progress("tokenize", total=limits.max_prompts, dataset=name, dropped=0) as bar:
+        dropped = done = 0
 
         def show(batch: "Batch") -> None:
-            nonlocal made, dropped, named
-            made += len(batch.prompts)
+            nonlocal dropped, done
             dropped += sum(batch.dropped.values())
-            bar.update(made, dropped=dropped)
-            for row in batch.skipped[: SKIPPED_SHOWN - named]:
-                named += 1
-                say(
-                    f"{name}: skipped {row.where}: {row.reason.value}"
-                    + (f" ({row.detail})" if row.detail else "")
-                )
+            done += len(batch.prompts)
+            bar.update(done, total=done if batch.complete else None, dropped=dropped)
+            skipped.show(batch.skipped)
+            queue.wake()
 
-        stored = read_into(store, one, template(), limits, progress=show)
+        stored = read_into(store, one, template, limits, progress=show)
     say(f"{name}: {_counted(stored)}")
-    return stored.prompts
 
 
 def _counted(stored: "Stored") -> str:
-    text = f"{stored.new:,} new prompts, {stored.prompts:,} in all, {stored.tokens:,} tokens"
+    text = f"{count(stored.new)} new prompts, {count(stored.prompts)} in all, {count(stored.tokens)} tokens"
     if stored.dropped:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(stored.dropped.items()))
-        text += f"; {sum(stored.dropped.values()):,} rows dropped ({reasons})"
+        reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in sorted(stored.dropped.items()))
+        text += f"; {count(sum(stored.dropped.values()))} rows dropped ({reasons})"
     return text
 
 
@@ -178,18 +182,6 @@ def _settings(output: Path) -> RunSettings | None:
         return read_settings(output)
     except FileNotFoundError:  # killed between the run's first two files
         return None
-
-
-def _urls(said: dict[str, Any], before: RunSettings | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    from workers.sglang import server_url
-
-    urls = tuple(said.get("server_url", ())) or (before.server_urls if before else ())
-    urls = urls or (read_state().get("engine_url") or options.DEFAULT_SERVER_URL,)
-    follow = before is None or before.capture_urls == before.server_urls
-    capture = tuple(said.get("capture_server_url", ())) or (
-        urls if before is None or follow else before.capture_urls
-    )
-    return tuple(map(server_url, urls)), tuple(map(server_url, capture))
 
 
 def _asked(flags: dict[str, Any], said: dict[str, Any]) -> "Asked":
@@ -239,16 +231,6 @@ def _new_settings(
             said.get("allow_quantized_kv", before.allow_quantized_kv if before else False)
         ),
         datasets=before.datasets if before else {},
-    )
-
-
-def _caps(dataset: Dataset, flags: dict[str, Any]) -> DatasetSettings:
-    def lower(own: int | None, asked: int | None) -> int | None:
-        return min((cap for cap in (own, asked) if cap is not None), default=None)
-
-    return DatasetSettings(
-        max_samples=lower(dataset.max_samples, flags["max_samples"]),
-        max_tokens=lower(dataset.max_tokens, flags["max_tokens"]),
     )
 
 

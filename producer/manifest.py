@@ -16,6 +16,7 @@ from producer.forms import Form
 from producer.lanes import DatasetLane
 from storage.errors import UsageError
 from storage.files import checked_name
+from storage.settings import DatasetSettings
 from workers.config import check_keys
 
 DEFAULT_MANIFEST = Path("datasets.toml")
@@ -134,6 +135,18 @@ def choose(manifest: Manifest, partition: str) -> tuple[Dataset, ...]:
                 hint=_nearest(name, [*names, ALL]),
             )
     return tuple(dataset for dataset in manifest.datasets if dataset.name in wanted)
+
+
+def caps_of(dataset: Dataset, *, max_samples: int | None, max_tokens: int | None) -> DatasetSettings:
+    """The dataset's own caps and those of the command line, the lower of each."""
+
+    def lower(*caps: int | None) -> int | None:
+        return min((cap for cap in caps if cap is not None), default=None)
+
+    return DatasetSettings(
+        max_samples=lower(dataset.max_samples, max_samples),
+        max_tokens=lower(dataset.max_tokens, max_tokens),
+    )
 
 
 def _dataset(table: Mapping[str, Any], path: Path) -> Dataset:

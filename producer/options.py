@@ -13,7 +13,6 @@ from click.core import ParameterSource
 from storage.run import StatesMode
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-Decorator = Callable[[Decorated], Decorated]
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:30000"
 """SGLang's own port."""

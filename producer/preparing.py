@@ -14,7 +14,8 @@ from producer.forms import COLUMNS, Form, Shape, find_shape
 from producer.lanes import DatasetLane
 from producer.manifest import Dataset
 from producer.sources import find_files, read_rows, source_digest
-from storage.errors import UsageError
+from producer.template import Template
+from storage.errors import UnsuitableError, UsageError
 from storage.run import DatasetSpec
 
 ROWS_LOOKED_AT = 64
@@ -68,6 +69,17 @@ def prepare(dataset: Dataset, stored: DatasetSpec | None = None) -> Prepared:
     if stored is not None and unchanged:
         spec = replace(spec, source=stored.source)  # moved or renamed, but the same bytes
     return Prepared(dataset=dataset, files=files, shape=shape, lane=lane, spec=spec)
+
+
+def check_template(prepared: Prepared, template: Template) -> None:
+    """Raises `UnsuitableError` when the dataset holds conversations and the tokenizer has no template."""
+    if prepared.shape.form is not Form.INPUT_IDS and not template.can_chat:
+        raise UnsuitableError(
+            f"{prepared.dataset.name}: the tokenizer of `{template.model}` has no chat template, and "
+            f"`{prepared.shape.column}` holds {prepared.shape.form.value}, not token ids",
+            code="template.missing",
+            hint="name the instruct model by `--model`, or put a `chat_template.jinja` beside its tokenizer",
+        )
 
 
 def _agrees(dataset: Dataset, stored: DatasetSpec) -> bool:

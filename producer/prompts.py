@@ -14,7 +14,7 @@ import numpy as np
 from producer.forms import Dropped, Given, Reason, Shape, Talk, parse
 from producer.occurrences import Occurrences
 from producer.sources import Row
-from producer.spans import message_ends, prompt_spans
+from producer.spans import message_ends, one_turn_spans, prompt_spans
 from producer.template import Template, TemplateRefusedError
 from storage.sample import Kind, Prompt, Span
 from storage.tokens import Tokens, as_tokens
@@ -141,17 +141,31 @@ def _make(rows: Sequence[Row], shape: Shape, template: Template, limits: Limits)
                     made[i] = text
                 else:
                     talks.append((i, talk, text))
-    if talks:
-        encoded = template.encode([text for _, _, text in talks])
-        for index, (i, talk, text) in enumerate(talks):
-            tokens = as_tokens(encoded.ids[index])
-            refused = _refused(tokens, limits, answered=False)
-            if refused is not None:
-                made[i] = refused
-                continue
-            ends = message_ends(template, talk.messages, text)
-            made[i] = (tokens, prompt_spans(talk.messages, ends, encoded, index, tokens.size), None)
+    for i, one in _encoded(talks, template):
+        ids, spans = one
+        tokens = np.array(ids, np.int32)
+        made[i] = _refused(tokens, limits, answered=False) or (tokens, spans, None)
     return [one for one in made if one is not None]
+
+
+def _encoded(
+    talks: Sequence[tuple[int, Talk, str]], template: Template
+) -> Iterator[tuple[int, tuple[list[int], tuple[Span, ...]]]]:
+    """Ids and spans of each rendered talk, under its number, in any order."""
+    longer = [one for one in talks if len(one[1].messages) > 1]
+    single = [one for one in talks if len(one[1].messages) == 1]
+    for (i, talk, text), ids in zip(single, template.encode([t for _, _, t in single]).ids, strict=True):
+        spans = one_turn_spans(template, talk.messages[0], text, ids)
+        if spans is None:
+            longer.append((i, talk, text))
+        else:
+            yield i, (ids, spans)
+    if longer:
+        encoded = template.encode([text for _, _, text in longer], positions=True)
+        for index, (i, talk, text) in enumerate(longer):
+            ids = encoded.ids[index]
+            ends = message_ends(template, talk.messages, text)
+            yield i, (ids, prompt_spans(talk.messages, ends, encoded, index, len(ids)))
 
 
 def _rendered(talk: Talk, template: Template) -> str | Dropped:

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING
 
 from producer.lanes import DatasetLane
 from producer.talk import progress, say
+from producer.words import count
 from storage.run import StatesMode
 from storage.settings import RunSettings
 from workers.board import anyone_listening
 from workers.config import Config
 from workers.connection import ping_or_explain
 from workers.runs import RunView, claim, publish_view
+from workers.wake import wake_feeder
 
 if TYPE_CHECKING:
     from storage.store import Store
+
+STOP_S = 5.0
+"""A feeder that stops finishes the orders it has in hand; a process that ends waits no longer."""
 
 
 class Queue:
@@ -52,11 +57,15 @@ class Queue:
         elif window.finished:
             say("nothing is left to do: every wanted prompt has its outcome in the store")
         else:
-            say(f"{window.published:,} calls queued, {window.waiting:,} out and not stored yet")
+            say(f"{count(window.waiting)} calls are out and not stored yet")
 
     @contextmanager
     def feeding(self, store: "Store") -> Iterator[None]:
-        """Feed for as long as the block runs and no sink does."""
+        """Feed for as long as the block runs, in a thread, whenever no sink does.
+
+        While prompts are read the first of them are out already; while somebody watches, a run
+        without a sink still moves.
+        """
         from workers.feeding import keep_feeding
 
         stopping = threading.Event()
@@ -66,7 +75,12 @@ class Queue:
             yield
         finally:
             stopping.set()
-            thread.join(timeout=5)
+            self.wake()
+            thread.join(timeout=STOP_S)
+
+    def wake(self) -> None:
+        """Let whoever feeds look at the store now."""
+        wake_feeder(self._redis)
 
     def say_who_listens(self, lanes: Iterable[DatasetLane], settings: RunSettings) -> None:
         """One line for each kind of process that the run needs and nobody runs."""

@@ -22,6 +22,24 @@ KINDS = {
 }
 
 
+def one_turn_spans(
+    template: Template, message: dict[str, Any], text: str, ids: list[int]
+) -> tuple[Span, ...] | None:
+    """The spans of a prompt of one message, without asking for positions; None when these are needed.
+
+    Ids that end with those of what the template adds for the model to begin with spell just that.
+    """
+    added = template.generation_prompt([message])
+    if added is None or not text.endswith(added):
+        return None
+    tail = template.ids_of(added)
+    end = len(ids) - len(tail)
+    if end <= 0 or ids[end:] != tail:
+        return None
+    spans = (Span(start=0, end=end, turn=0, kind=KINDS[message["role"]]),)
+    return (*spans, Span(start=end, end=len(ids), turn=1, kind=Kind.UNKNOWN)) if tail else spans
+
+
 def message_ends(template: Template, messages: list[dict[str, Any]], text: str) -> list[int | None]:
     """For each message the character of `text` at which it ends; None where that cannot be told."""
     ends: list[int | None] = []

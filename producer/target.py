@@ -1,22 +1,21 @@
-"""The target model of a run: which servers answer for it, its folder here, and the spec it makes.
+"""The target model of a run: its folder here and the spec it makes.
 
 What a flag does not say is taken from the run that is already there, else from the server. Nothing
-is written here (`enqueue.py`) and no server is sent a prompt.
+is written here (`enqueue.py`).
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from producer.captures import resolve_capture, sizes_of
+from producer.servers import Servers, require_one
 from producer.template import ModelFolder, Template, find_model
-from storage.errors import UnavailableError, UnsuitableError
+from storage.errors import UnsuitableError
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
-from workers.facts import ServerFacts, fetch_facts
-from workers.suitability import check_suitable, needs_of, same_model
+from workers.facts import ServerFacts
+from workers.suitability import same_model
 
 REQUEST_MARGIN = 6
 """SGLang keeps so many tokens of the context for itself: `max_req_input_len`."""
@@ -36,67 +35,6 @@ class Asked:
     top_k: int | None
     seed: int | None
     trust_remote_code: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Servers:
-    """The servers that answered just now."""
-
-    generating: Mapping[str, ServerFacts]
-    """URL → facts."""
-    capturing: Mapping[str, ServerFacts]
-    away: Mapping[str, str]
-    """URL → why it gave no answer."""
-
-    @property
-    def any(self) -> ServerFacts | None:
-        """One that answered: a generating one before a capturing one."""
-        return next(iter([*self.generating.values(), *self.capturing.values()]), None)
-
-    @property
-    def for_states(self) -> ServerFacts | None:
-        """One that will give the states."""
-        return next(iter([*self.capturing.values(), *self.generating.values()]), None)
-
-
-def ask_servers(urls: Sequence[str], capture_urls: Sequence[str], api_key: str | None) -> Servers:
-    """The facts of all that answer, asked at once.
-
-    Raises `UnsuitableError` for one that answers and is no SGLang server, or refuses the key.
-    """
-    every = list(dict.fromkeys([*urls, *capture_urls]))
-    answers: dict[str, ServerFacts] = {}
-    away: dict[str, str] = {}
-
-    def ask(url: str) -> ServerFacts | UnavailableError:
-        try:
-            return fetch_facts(url, api_key)
-        except UnavailableError as error:
-            return error
-
-    with ThreadPoolExecutor(max_workers=min(32, len(every))) as pool:
-        for url, answer in zip(every, pool.map(ask, every), strict=True):
-            if isinstance(answer, ServerFacts):
-                answers[url] = answer
-            else:
-                away[url] = answer.message
-    return Servers(
-        generating={url: answers[url] for url in urls if url in answers},
-        capturing={url: answers[url] for url in capture_urls if url in answers},
-        away=away,
-    )
-
-
-def require_one(servers: Servers) -> ServerFacts:
-    """One server that answered. Raises `UnavailableError` when none did."""
-    if servers.any is None:
-        why = "; ".join(servers.away.values())
-        raise UnavailableError(
-            f"no server answers: {why}",
-            code="server.away",
-            hint="start SGLang, or name it with `--server-url`; without a GPU: `producer up --engine`",
-        )
-    return servers.any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +99,25 @@ def find_target(
             code="tokenizer.vocabulary",
             hint="give the folder or hub id of the served model with `--model`",
         )
-    most = settings.max_input_tokens if settings else _max_input_tokens(servers, folder)
+    most = settings.max_input_tokens if settings else max_input_tokens(servers, folder)
+    if most is None:
+        raise UnsuitableError(
+            "neither a server nor a `config.json` says how long a request may be",
+            code="model.sizes",
+            hint="start the server with `--context-length`",
+        )
     return Target(folder=folder, spec=spec, max_input_tokens=most), load
 
 
-def check_servers(servers: Servers, spec: RunSpec, settings: RunSettings) -> None:
-    """Raises `UnsuitableError` for the first server that cannot be used for the run."""
-    for url, facts in servers.generating.items():
-        check_suitable(facts, needs_of(spec, settings, captures=url in settings.capture_urls), url)
-    for url, facts in servers.capturing.items():
-        check_suitable(facts, needs_of(spec, settings, captures=True), url)
+def max_input_tokens(servers: Servers | None, folder: ModelFolder) -> int | None:
+    """A request's ids must be fewer: the least of what the servers say, else the model's context."""
+    facts = [*servers.generating.values(), *servers.capturing.values()] if servers is not None else []
+    said = [one.max_input_tokens or (one.context_length or 0) - REQUEST_MARGIN for one in facts]
+    context = folder.config().get("max_position_embeddings")
+    told = [tokens for tokens in said if tokens > 0]
+    if not told and isinstance(context, int):
+        told = [context - REQUEST_MARGIN]
+    return min(told, default=None)
 
 
 def model_name(model: str) -> str:
@@ -207,24 +154,6 @@ def _sampling(asked: Asked, stored: RunSpec | None) -> Sampling:
         if value is not None:
             chosen = replace(chosen, **{name: value})
     return chosen
-
-
-def _max_input_tokens(servers: Servers, folder: ModelFolder) -> int:
-    said = [
-        facts.max_input_tokens or (facts.context_length or 0) - REQUEST_MARGIN
-        for facts in [*servers.generating.values(), *servers.capturing.values()]
-    ]
-    told = [tokens for tokens in said if tokens > 0]
-    if told:
-        return min(told)
-    context = folder.config().get("max_position_embeddings")
-    if isinstance(context, int) and context > REQUEST_MARGIN:
-        return context - REQUEST_MARGIN
-    raise UnsuitableError(
-        "neither a server nor a `config.json` says how long a request may be",
-        code="model.sizes",
-        hint="start the server with `--context-length`",
-    )
 
 
 def _first(asked: int | None, otherwise: int) -> int:

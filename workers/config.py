@@ -97,7 +97,7 @@ KNOWN_KEYS = frozenset(
         *("manifest", "partition", "server_url", "capture_server_url", "model", "states", "capture"),
         *("max_samples", "max_tokens", "short_concurrency", "short_max_tokens", "long_concurrency"),
         *("long_max_tokens", "capture_concurrency", "allow_quantized_kv", "trust_remote_code"),
-        *("temperature", "top_p", "top_k", "seed"),
+        *("temperature", "top_p", "top_k", "seed", "response_tokens"),
         *("engine", "engine_port", "engine_pace_ttft_ms", "engine_pace_tpot_ms", "flower", "flower_port"),
         *("short_capacity", "long_capacity", "capture_capacity"),
     }
