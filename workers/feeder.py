@@ -169,8 +169,11 @@ class Feeder:
 
     def _is_reading(self, dataset: DatasetIndex, settings: RunSettings) -> bool:
         """Whether `enqueue` has not read as far as is wanted."""
-        most = settings.datasets[dataset.name].max_samples
-        if most is not None and len(dataset) >= most:
+        caps = settings.datasets[dataset.name]
+        if caps.max_samples is not None and len(dataset) >= caps.max_samples:
+            return False
+        # It reads no further than the prompts alone use the tokens up: nothing more could be stored.
+        if caps.max_tokens is not None and int(dataset.prompt_tokens.sum()) >= caps.max_tokens:
             return False
         state = self._store.reading_state(dataset.name)
         # The state may be newer than the index: the last prompts may not be counted yet.
