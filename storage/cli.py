@@ -117,8 +117,8 @@ def _info_text(found: "Info") -> str:
 def _verify_text(report: "Report") -> str:
     counts = ", ".join(f"{count} {kind}" for kind, count in report.samples.items())
     shown = report.problems[:_SHOWN]
-    hidden = len(report.problems) - len(shown)
-    faults = [f"{len(report.problems)} problems"] if report.problems else []
+    count = len(report.problems)
+    faults = [f"{count} problem{'s' if count > 1 else ''}"] if count else []
     faults += [] if report.complete else ["not complete"]
     return "\n".join(
         [
@@ -130,7 +130,7 @@ def _verify_text(report: "Report") -> str:
             ),
             *(f"note: {note}" for note in report.notes),
             *(f"problem {p.code}: {f'{p.segment} {p.id}'.strip()}: {p.message}" for p in shown),
-            *([f"and {hidden} problems more: see `--json`"] if hidden else []),
+            *([f"and {count - _SHOWN} more: see `--json`"] if count > _SHOWN else []),
             "all ok" if report.ok else ", ".join(faults),
         ]
     )

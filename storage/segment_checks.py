@@ -55,7 +55,9 @@ Found = Iterator[tuple[str, bytes, str]]
 
 
 def check_prompts(segment: Segment, dataset: str, known: Known) -> Found:
-    """Lengths, vocabulary, spans; every id computed again; none twice."""
+    """Lengths, vocabulary, spans; every id computed again; none twice; how far the source was read."""
+    for name in ("next_row", "complete", "dropped"):
+        segment.attributes[name]
     ids = segment.column("id")
     keys = ids_list(ids)
     offset, tokens = segment.column("offset"), segment.column("tokens")

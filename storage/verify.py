@@ -26,6 +26,9 @@ from storage.segment_checks import (
 from storage.settings import RunSettings, read_settings
 from storage.store import Store
 
+_MALFORMED = (KeyError, IndexError, ValueError, TypeError)
+"""What a check stumbles over in a segment whose arrays or attributes are not of its kind."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOutcome:
@@ -91,6 +94,7 @@ class _Verification:
         self._samples: dict[str, int] = {"prompts": 0, "responses": 0, "states": 0, "failures": 0}
         self._segments = 0
         self._bytes = 0
+        self._facts: set[str] = set()
         self._lock = threading.Lock()
 
     def report(self) -> Report:
@@ -151,9 +155,11 @@ class _Verification:
         try:
             for code, key, message in found:
                 self._add(code, name, key.hex(), message)
+            with self._lock:
+                self._facts.update(segment.attributes.get("facts", ()))
         except (DamagedError, OSError) as error:
             self._add("segment.damaged", name, "", str(error))
-        except (KeyError, IndexError, ValueError, TypeError) as error:
+        except _MALFORMED as error:
             self._add("segment.malformed", name, "", repr(error))
         with self._lock:
             self._segments += 1
@@ -177,15 +183,7 @@ class _Verification:
         staged = len(list((self._store.path / ".staging").glob("*")))
         if staged:
             self._notes.append(f"{staged} uncommitted staging folders, of running or killed writers")
-        try:
-            segments = [
-                Segment(self._store.path / "responses", name)
-                for name in list_segments(self._store.path / "responses")
-            ]
-        except (DamagedError, OSError):
-            return
-        facts = {name for segment in segments for name in segment.attributes.get("facts", ()) if name}
-        for name in sorted(facts):
+        for name in sorted(self._facts - {""}):
             if not (self._store.path / "facts" / f"{name}.json").exists():
                 self._notes.append(f"facts `{name}` of a server are not kept")
 
@@ -198,10 +196,10 @@ class _Verification:
         index = Index(self._store, settings.capture.name if settings.capture else None)
         try:
             index.refresh()
-        except (DamagedError, OSError, KeyError, ValueError, IndexError) as error:
-            self._add("outcomes.unknown", "", "", f"the index cannot be made: {error}")
+            return tuple(self._outcome(index, settings, name) for name in sorted(settings.datasets))
+        except (DamagedError, OSError, *_MALFORMED) as error:
+            self._add("outcomes.unknown", "", "", f"what is left cannot be counted: {error!r}")
             return ()
-        return tuple(self._outcome(index, settings, name) for name in sorted(settings.datasets))
 
     def _outcome(self, index: Index, settings: RunSettings, name: str) -> DatasetOutcome:
         if name not in index.datasets:
