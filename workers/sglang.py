@@ -1,6 +1,6 @@
 """The HTTP client of SGLang: facts, a one-token probe, generate. It sends once and never retries.
 
-httpx on one asyncio loop, through aiohttp's transport: httpx's own costs 40 times the CPU at 150
+httpx on one asyncio loop, through aiohttp's transport: httpx's own costs 25 to 40 times the CPU at 150
 calls in flight (`ops/bench/client.py`). What follows from an error is in `outcomes.py`; what a
 request holds, in `requests.py`.
 """
