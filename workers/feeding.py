@@ -98,7 +98,7 @@ def feed_first_window(
         wake_feeder(redis)
         return FirstWindow(published=0, waiting=0, finished=False, holder=holder_of(redis))
     with role:
-        feeder = Feeder(store=store, redis=redis, publish=_publisher(None), role=role)
+        feeder = Feeder(store=store, redis=redis, publish=_publisher(config, None), role=role)
         feeder.step()
         while feeder.more:
             on_progress(feeder.done.published)
@@ -112,7 +112,7 @@ def feed_first_window(
 def keep_feeding(config: Config, store: Store, stopping: threading.Event) -> None:
     """Feed whenever nobody else does, until `stopping`: what `enqueue` does while it watches."""
     redis = connect(config.redis_url)
-    publish = _publisher(stopping)
+    publish = _publisher(config, stopping)
     while not stopping.is_set():
         feed_while_free(store=store, redis=redis, publish=publish, name=_own_name(), stopping=stopping)
         stopping.wait(LOOK_S)
@@ -122,8 +122,9 @@ def _own_name() -> str:
     return f"enqueue@{socket.gethostname()}:{os.getpid()}"
 
 
-def _publisher(stopping: threading.Event | None) -> Callable[[Sequence[Message]], object]:
-    from workers.celery import app
+def _publisher(config: Config, stopping: threading.Event | None) -> Callable[[Sequence[Message]], object]:
+    from workers.celery import create_app
     from workers.publish import publish_many
 
+    app = create_app(config)
     return lambda messages: publish_many(app, messages, stopping)

@@ -18,15 +18,18 @@ from storage.errors import EyasError
 from workers.keys import FEEDER
 
 LEASE_S = 15.0
-RENEW_S = 5.0
-MARGIN_S = 2.0
-"""The holder stops so long before the lease ends by Redis' clock: clocks drift, threads wait."""
+RENEW = 1 / 3
+"""After this part of the lease it is renewed, so that two renewals may fail."""
+TRUST = 0.85
+"""The holder stops after this part of the lease: clocks drift, and threads wait for their turn."""
 
-RENEW = """
+RENEW_SCRIPT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
-RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+RELEASE_SCRIPT = (
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+)
 
 
 class RoleLostError(EyasError):
@@ -36,10 +39,10 @@ class RoleLostError(EyasError):
 class Role:
     """The role, held from `take` until `release`, or until it could not be renewed in time."""
 
-    def __init__(self, redis: Redis, name: str) -> None:
+    def __init__(self, redis: Redis, name: str, lease_s: float = LEASE_S) -> None:
         self.holder = f"{name} {uuid.uuid4().hex[:8]}"
         """Unlike any other: a process that restarts under its old name is another holder."""
-        self._redis = redis
+        self._redis, self._lease_s = redis, lease_s
         self._good_until = 0.0
         self._stop = threading.Event()
         self._renewer: threading.Thread | None = None
@@ -50,9 +53,9 @@ class Role:
         Raises `RedisError` when Redis is away.
         """
         asked = time.monotonic()
-        if not self._redis.set(FEEDER, self.holder, nx=True, px=int(LEASE_S * 1000)):
+        if not self._redis.set(FEEDER, self.holder, nx=True, px=int(self._lease_s * 1000)):
             return False
-        self._good_until = asked + LEASE_S - MARGIN_S
+        self._good_until = asked + TRUST * self._lease_s
         self._stop.clear()
         self._renewer = threading.Thread(target=self._renew, name="feeder-role", daemon=True)
         self._renewer.start()
@@ -84,7 +87,7 @@ class Role:
             self._renewer.join()
         self._good_until = 0.0
         with contextlib.suppress(RedisError, OSError):
-            self._redis.eval(RELEASE, 1, FEEDER, self.holder)
+            self._redis.eval(RELEASE_SCRIPT, 1, FEEDER, self.holder)
 
     def __enter__(self) -> Self:
         return self
@@ -95,20 +98,19 @@ class Role:
         self.release()
 
     def _renew(self) -> None:
-        while not self._stop.wait(RENEW_S if self.held else 0.0):
+        while not self._stop.wait(RENEW * self._lease_s):
             asked = time.monotonic()
             try:
-                renewed = self._redis.eval(RENEW, 1, FEEDER, self.holder, int(LEASE_S * 1000))
+                renewed = self._redis.eval(RENEW_SCRIPT, 1, FEEDER, self.holder, int(self._lease_s * 1000))
             except (RedisError, OSError):
                 if not self.held:
                     return
-                self._stop.wait(0.5)
                 continue
             if not renewed:
                 # Redis lost its data, or the lease ended while we could not reach it.
                 self._good_until = 0.0
                 return
-            self._good_until = asked + LEASE_S - MARGIN_S
+            self._good_until = asked + TRUST * self._lease_s
 
 
 def holder_of(redis: Redis) -> str | None:

@@ -27,7 +27,7 @@ from workers.batching import Batcher, Held
 from workers.board import ProcessSnapshot, forget_process, write_process
 from workers.config import Config
 from workers.feeding import feed_while_free
-from workers.keys import GARBAGE
+from workers.garbage import KEPT, set_aside
 from workers.messages import Message
 from workers.queues import SINK
 from workers.runs import Carried, claim_if_absent, read_carried, read_view
@@ -42,8 +42,6 @@ SWEEP_S = 600.0
 SPOOL_AGE_S = 24 * 3600.0
 """A spool file so old waits for nobody: its message has long been delivered again."""
 STAGING_AGE_S = 24 * 3600.0
-GARBAGE_KEPT = 100
-"""Bodies kept for a person to look at."""
 
 
 @dataclass(slots=True)
@@ -107,7 +105,7 @@ class SinkProcess:
         self._serving = False
         self._condition = Condition()
         self._totals = Totals()
-        self._garbage: deque[bytes] = deque(maxlen=GARBAGE_KEPT)
+        self._garbage: deque[tuple[bytes, str]] = deque(maxlen=KEPT)
         self._started = time.time()
         self._swept = 0.0
         self.stopping = threading.Event()
@@ -147,10 +145,9 @@ class SinkProcess:
         return store is not None and store.run.id == run_id
 
     def set_aside(self, body: bytes, why: str) -> None:
-        """Keep what is no result for this store for a person to look at."""
+        """Keep what is no result for this store for a person to look at, with the next look."""
         self._totals.aside += 1
-        self._garbage.appendleft(body)
-        logger.warning("sink.aside bytes=%d why=%r", len(body), why)
+        self._garbage.append((body, why))
 
     def pause(self, seconds: float, why: str) -> None:
         """As `sink.Host`: wait, and say why."""
@@ -221,10 +218,8 @@ class SinkProcess:
             self._store.sweep_staging(STAGING_AGE_S)
 
     def _say(self) -> None:
-        if self._garbage:
-            bodies = [self._garbage.pop() for _ in range(len(self._garbage))]
-            self._redis.lpush(GARBAGE, *bodies)
-            self._redis.ltrim(GARBAGE, 0, GARBAGE_KEPT - 1)
+        while self._garbage:
+            set_aside(self._redis, *self._garbage.popleft())
         store, totals = self._store, self._totals
         snapshot = ProcessSnapshot(
             name=self._name,
@@ -307,7 +302,9 @@ class SinkProcess:
                     stopping=self.stopping,
                     concerned=partial(self._serves_still, store),
                 )
-            self.stopping.wait(LOOK_S)
+                self.stopping.wait(LOOK_S)
+            else:
+                self.stopping.wait(LOOK_S / 5)
 
     def _serves_still(self, store: Store) -> bool:
         return self._serving and self._store is store

@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from celery import bootsteps
 from celery.worker import state
 
-from workers.batching import Held
-from workers.config import load_config
-from workers.connection import connect
+from storage.store import Store
+from workers.batching import PREFETCH, Held
 from workers.messages import Message, MessageError, Result, decode
 from workers.publish import publish_many, summary
 from workers.queues import SINK
@@ -51,6 +51,7 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Starts the sink with the consumer, ends it with it, and follows its connections."""
 
     name = "Sink"
+    open_store: Callable[[Path], Store] = staticmethod(Store.open)
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
@@ -69,15 +70,20 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.connection += 1
         consumer.sink = self
         if self.process is None:
-            config = load_config()
             self.process = SinkProcess(
-                config=config,
+                config=consumer.app.config,
                 name=consumer.hostname,
-                redis=connect(config.redis_url),
+                redis=consumer.app.redis,
                 publish=self._publish,
                 acknowledge=self._acknowledge,
+                open_store=self.open_store,
             )
             self.process.start()
+        # `worker_prefetch_multiplier` is no way: the command line has read it by the time it is
+        # known that this process is a sink.
+        consumer.initial_prefetch_count = PREFETCH
+        consumer.qos.set(PREFETCH)
+        consumer.qos.value = PREFETCH
         qos = consumer.task_consumer.channel.qos
         qos.can_consume = _only_while(self._takes_more, qos.can_consume)
 

@@ -1,0 +1,66 @@
+"""A sink that kills its own process at a chosen step: `EYAS_TEST_KILL_AT=<step>:<nth time>`.
+
+The real app with its own `Store` and acknowledgement wrapped; started by `celery -A
+tests.workers.sink.killing`. Without the variable it is the real sink, only quicker to redeliver.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage.store import Store
+from workers.batching import Held
+from workers.celery import app
+from workers.sink_step import SinkStep
+
+_step, _, _times = os.environ.get("EYAS_TEST_KILL_AT", "").partition(":")
+_left = int(_times or 0)
+
+
+def _pass(step: str) -> None:
+    global _left
+    if step == _step:
+        _left -= 1
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MortalStore(Store):
+    def commit_states(self, batch, spool):
+        _pass("before states")
+        done = super().commit_states(batch, spool)
+        _pass("after states")
+        return done
+
+    def commit_responses(self, batch):
+        _pass("before responses")
+        done = super().commit_responses(batch)
+        _pass("after responses")
+        return done
+
+    def commit_failures(self, batch):
+        done = super().commit_failures(batch)
+        _pass("after failures")
+        return done
+
+
+class MortalStep(SinkStep):
+    def open_store(self, path: Path) -> Store:
+        return MortalStore.open(path)
+
+    def _acknowledge(self, batch: Sequence[Held]) -> None:
+        _pass("before acknowledging")
+        super()._acknowledge(batch)
+
+    def _acknowledge_settled(self) -> None:
+        settled = len(self._settled)
+        if settled > 1:
+            _pass("while acknowledging")
+        super()._acknowledge_settled()
+        if settled:
+            _pass("after acknowledging")
+
+
+app.steps["consumer"].discard("workers.sink_step:SinkStep")
+app.steps["consumer"].add(MortalStep)
