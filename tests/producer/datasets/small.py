@@ -27,7 +27,12 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "what is two and two? fo
 
 
 def write_model(
-    folder: Path, *, vocab_size: int, template: str | None = CHAT_TEMPLATE, **config: int
+    folder: Path,
+    *,
+    vocab_size: int,
+    template: str | None = CHAT_TEMPLATE,
+    more_tokens: int = 0,
+    model_vocab_size: int = 2000,
 ) -> Path:
     """A tokenizer trained on a few words, with a chat template and a model's sizes."""
     tokenizer = Tokenizer(models.BPE())
@@ -40,11 +45,12 @@ def write_model(
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_tokens([f"@{n}@" for n in range(more_tokens)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<s>")
     fast.chat_template = template
     fast.save_pretrained(folder)
-    sizes = {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 2000, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(sizes | config))
+    config = {"num_hidden_layers": 8, "hidden_size": 64, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": model_vocab_size}))
     return folder
 
 
