@@ -29,6 +29,7 @@ from storage.codec import (
     decode,
 )
 from storage.errors import DamagedError
+from storage.files import read_whole
 
 NO_CHUNK = 2**64 - 1
 """What a shard's index holds for a chunk that was not written: it is all zero."""
@@ -167,7 +168,7 @@ class ArrayFile:
         """Read the metadata; raises `FileNotFoundError`, or `DamagedError` when it is no array's."""
         self.folder = folder
         try:
-            content = json.loads((folder / "zarr.json").read_bytes())
+            content = json.loads(read_whole(f"{folder}/zarr.json"))
             self.shape: tuple[int, ...] = tuple(content["shape"])
             self.dtype = np.dtype(content["data_type"])
         except (ValueError, KeyError, TypeError) as error:
@@ -212,11 +213,11 @@ class ArrayFile:
         layout = self._layout
         assert layout is not None
         file_number, slot = divmod(number, layout.shard_chunks)
-        path = self.folder / layout.file_name(file_number)
+        path = f"{self.folder}/{layout.file_name(file_number)}"
         flat = out.reshape(-1).view(np.uint8)
         try:
             if layout.shard_rows is None:
-                decode(layout.codec, np.fromfile(path, np.uint8), flat)
+                decode(layout.codec, _bytes(read_whole(path)), flat)
                 return
             index = self._indexes.get(file_number)
             if index is None:
@@ -225,8 +226,7 @@ class ArrayFile:
             if offset == NO_CHUNK:
                 flat[:] = 0
                 return
-            stored = np.fromfile(path, np.uint8, count=length, offset=offset)
-            decode(layout.codec, stored, flat)
+            decode(layout.codec, _bytes(read_whole(path, length, offset)), flat)
         except DamagedError as error:
             raise DamagedError(f"`{path}`, chunk {slot}: {error.message}", code=error.code) from None
 
@@ -240,13 +240,17 @@ class ArrayFile:
             raise DamagedError(f"`{self.folder}`: {error}", code="array.damaged") from None
 
 
-def _read_index(path: Path, chunks: int) -> NDArray[np.uint64]:
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _read_index(path: str, chunks: int) -> NDArray[np.uint64]:
     """A shard's index, uint64 [chunks, 2]: where each chunk begins and its length in bytes."""
     size = chunks * 16 + CRC_BYTES
-    begin = path.stat().st_size - size
+    begin = Path(path).stat().st_size - size
     if begin < 0:
         raise DamagedError("the file is cut short", code="shard.short")
-    index = checked(np.fromfile(path, np.uint8, offset=begin)).view("<u8").reshape(chunks, 2)
+    index = checked(_bytes(read_whole(path, size, begin))).view("<u8").reshape(chunks, 2)
     ends = index.sum(axis=1)[index[:, 0] != NO_CHUNK]
     if np.any(ends > begin) or np.any(index[:, 0][index[:, 0] != NO_CHUNK] > begin):
         raise DamagedError("the index points past the end", code="shard.index")

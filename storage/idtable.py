@@ -25,7 +25,9 @@ class IdTable:
     def add(self, ids: NDArray[np.uint8], values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Enter ids uint8 [N, 16]; which of them are new, in the order given."""
         high, low = _halves(ids)
-        order = np.lexsort((low, high))
+        order = np.argsort(high)
+        if np.any(high[order[1:]] == high[order[:-1]]):
+            order = np.lexsort((low, high))  # an id comes twice: the first must stay the first
         high, low = high[order], low[order]
         first = np.ones(len(order), bool)
         first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
@@ -50,10 +52,14 @@ class IdTable:
 
     def _find(self, high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.int64]:
         out = np.full(len(high), ABSENT, np.int64)
-        if len(self._high):
-            at = np.minimum(self._slot(high, low), len(self._high) - 1)
-            same = (self._high[at] == high) & (self._low[at] == low)
-            out[same] = self._value[at[same]]
+        if not len(self._high):
+            return out
+        # Looked up in order, a million ids walk the table once instead of jumping about in it.
+        order = np.argsort(high)
+        high, low = high[order], low[order]
+        at = np.minimum(self._slot(high, low), len(self._high) - 1)
+        same = (self._high[at] == high) & (self._low[at] == low)
+        out[order[same]] = self._value[at[same]]
         return out
 
     def _slot(self, high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -102,11 +102,9 @@ class Index:
         merged = np.concatenate([np.full(len(c.ids), bool(c.segment.replaces)) for c in columns])
         for dataset, at, rows in self._located(ids):
             # The first response to a prompt is the visible one; a merged segment only moves it.
-            first = np.zeros(len(rows), bool)
-            first[np.unique(at, return_index=True)[1]] = True
-            free = (dataset.response_places[at] == ABSENT) & first
-            take = free | merged[rows]
-            at, rows = at[take], rows[take]
+            # Of values for one place NumPy keeps the last, so they are given last to first.
+            take = (dataset.response_places[at] == ABSENT) | merged[rows]
+            at, rows = at[take][::-1], rows[take][::-1]
             dataset.response_places[at] = places[rows]
             dataset.digest_rows[at] = digests[rows]
             dataset.sample_tokens[at] = tokens[rows]
@@ -155,10 +153,11 @@ class Index:
     def _located(self, ids: _Rows) -> Iterator[tuple[DatasetIndex, NDArray[np.int64], NDArray[np.int64]]]:
         """For each dataset that has some of these ids: positions there, and rows of `ids`."""
         found = self._positions.find(ids)
-        numbers = np.where(found == ABSENT, ABSENT, found >> _POSITION_BITS)
-        for number in np.unique(numbers[numbers != ABSENT]):
+        numbers = found >> _POSITION_BITS
+        for number, dataset in enumerate(self._numbers):
             rows = np.flatnonzero(numbers == number)
-            yield self._numbers[number], found[rows] & ((1 << _POSITION_BITS) - 1), rows
+            if len(rows):
+                yield dataset, found[rows] & ((1 << _POSITION_BITS) - 1), rows
 
 
 class _Columns:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from storage.arrays import ArrayFile, Layout, sharded_layout, write_metadata, write_plain
 from storage.codec import Codec
 from storage.errors import DamagedError, EyasError, FullError, UnavailableError
-from storage.files import create_json, fsync_folder
+from storage.files import create_json, fsync_folder, read_whole
 from storage.shard import ShardWriter
 
 STAGING = ".staging"
@@ -80,7 +80,7 @@ class Segment:
         self.name = name
         self.path = parent / str(name)
         try:
-            self.attributes: dict[str, Any] = json.loads((self.path / "zarr.json").read_bytes())["attributes"]
+            self.attributes: dict[str, Any] = json.loads(read_whole(f"{self.path}/zarr.json"))["attributes"]
             self.samples = int(self.attributes["samples"])
         except FileNotFoundError:
             if not self.path.exists():
