@@ -1,15 +1,14 @@
 """Worker, sink and producer killed over and over while a job runs: the store is as if nothing had been.
 
-The moments are drawn from a seed, a property of the test's report; `EYAS_KILL_SEED` draws others.
+The moments are drawn from a seed, which the test prints (`pytest -rP`); `EYAS_KILL_SEED` draws others.
 """
 
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +21,13 @@ from tests.system.machine import Machine, machine_in
 from tests.system.prompts import write_prompts
 from workers.presence import glance
 
-KILLS = 36
-PROMPTS = 400
+KILLS = {"short": 12, "capture": 8, "sink": 8, "enqueue": 8}
+PROMPTS = 500
 SEED = int(os.environ.get("EYAS_KILL_SEED", "20"))
 JOB = ("--manifest", "b1.jsonl", "--output-dir", "out", "--short-max-tokens", "64", "--seed", "7")
 FINISHES_WITHIN_S = 420
+FEW_AT_ONCE = ("--short-concurrency", "10", "--capture-concurrency", "6")
+"""So that the job outlasts the kills, and each finds calls in flight."""
 PACE = ("--engine-pace-ttft-ms", "1000", "--engine-pace-tpot-ms", "10")
 
 
@@ -76,54 +77,63 @@ def wait_for_the_end(machine: Machine) -> None:
 
 
 class Killer:
-    """Kills at random moments, each victim alive and with work in its hands."""
+    """Kills one process after the other, each at a random moment at which it has work in its hands."""
 
     def __init__(self, machine: Machine, dice: random.Random) -> None:
         self.machine = machine
         self.dice = dice
-        self.killed: Counter[str] = Counter()
-        self.in_flight = 0
+        self.held = 0
         """Calls and results that were in the victims' hands, over all kills."""
         self.enqueueing: subprocess.Popen[bytes] | None = None
 
-    def strike(self) -> bool:
-        """One kill; False when the victim drawn has nothing in its hands now."""
-        victim = self.dice.choice(("short", "capture", "sink", "enqueue"))
-        self.keep_enqueueing()
+    def kill(self, victim: str) -> None:
+        time.sleep(self.dice.uniform(0.0, 2.0))
         if victim == "enqueue":
-            time.sleep(self.dice.uniform(0.0, 2.0))
-            assert self.enqueueing is not None
-            if self.enqueueing.poll() is not None:
-                return False
-            self.enqueueing.kill()
-            self.enqueueing.wait()
+            self.kill_enqueue()
         else:
-            held = self.held_by(victim)
-            if not held:
-                return False
-            os.kill(self.machine.state["processes"][victim]["pid"], signal.SIGKILL)
-            self.in_flight += held
-        self.killed[victim] += 1
-        return True
+            self.kill_service(victim)
+
+    def kill_service(self, name: str) -> None:
+        deadline = time.monotonic() + 90
+        while not (held := self.held_by(name)):
+            assert time.monotonic() < deadline, f"{name} had nothing in its hands for 90 s"
+            # of itself too: whoever enqueues was killed, perhaps before it had published anything
+            self.enqueue()
+            time.sleep(0.02)
+        os.kill(self.machine.state["processes"][name]["pid"], signal.SIGKILL)
+        self.held += held
+
+    def kill_enqueue(self) -> None:
+        self.enqueue()
+        assert self.enqueueing is not None
+        time.sleep(self.dice.uniform(0.0, 2.0))
+        while self.enqueueing.poll() is not None:
+            self.enqueue()
+        self.enqueueing.kill()
+        self.enqueueing.wait()
 
     def held_by(self, lane: str) -> int:
         seen = glance(self.machine.state["redis_url"])
         pid = self.machine.state["processes"][lane]["pid"]
+        assert not (seen and seen.carried and seen.carried.finished), "the job was over before the kills"
         return sum(p.in_flight for p in seen.processes if p.pid == pid) if seen else 0
 
-    def keep_enqueueing(self) -> None:
+    def enqueue(self) -> None:
         if self.enqueueing is None or self.enqueueing.poll() is not None:
-            self.enqueueing = self.machine.start("enqueue", *JOB, log=self.machine.folder / "enqueue.log")
+            self.enqueueing = self.machine.start(
+                "enqueue", *JOB, *FEW_AT_ONCE, log=self.machine.folder / "enqueue.log"
+            )
 
-    def finished(self) -> bool:
-        seen = glance(self.machine.state["redis_url"])
-        return bool(seen and seen.carried and seen.carried.finished)
+    def stop(self) -> None:
+        if self.enqueueing is not None:
+            self.enqueueing.kill()
+            self.enqueueing.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_job_whose_processes_are_killed_over_and_over_stores_what_an_undisturbed_one_does(
-    tmp_path: Path, record_property: Callable[[str, object], None]
+    tmp_path: Path,
 ) -> None:
     expected = undisturbed(tmp_path / "undisturbed")
     assert len(expected) == PROMPTS
@@ -135,18 +145,14 @@ def test_a_job_whose_processes_are_killed_over_and_over_stores_what_an_undisturb
         up = machine.up("--engine", "--no-flower", *PACE)
         assert up.returncode == 0, up.stderr
         killer = Killer(machine, random.Random(SEED))
+        victims = [name for name, kills in KILLS.items() for _ in range(kills)]
+        killer.dice.shuffle(victims)
         try:
-            while sum(killer.killed.values()) < KILLS:
-                assert not killer.finished(), f"the job was over after {killer.killed}"
-                if killer.strike():
-                    time.sleep(killer.dice.uniform(0.2, 3.0))
+            for victim in victims:
+                killer.kill(victim)
         finally:
-            if killer.enqueueing is not None:
-                killer.enqueueing.kill()
-                killer.enqueueing.wait()
-        record_property("seed", SEED)
-        record_property("killed", dict(killer.killed))
-        record_property("in_flight_at_kills", killer.in_flight)
+            killer.stop()
+        sys.stdout.write(f"seed {SEED}: {KILLS}, {killer.held} calls and results in their hands\n")
         last = machine.producer("enqueue", *JOB)
         assert last.returncode == 0, last.stderr
         wait_for_the_end(machine)
