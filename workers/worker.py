@@ -60,7 +60,7 @@ class Worker(CeleryWorker):  # type: ignore[misc]
         super().on_init_blueprint()
         for name in ("workers", "storage"):
             logging.getLogger(name).setLevel(logging.INFO)
-        for name in ("celery.worker.strategy", "celery.app.trace"):
+        for name in ("celery.worker.strategy", "celery.app.trace", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def on_start(self) -> None:
