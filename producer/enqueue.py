@@ -60,15 +60,14 @@ def command(ctx: click.Context, /, **flags: Any) -> int:
 
     queue = Queue(config, redis_url)
     store, nothing = _enqueue(datasets, output, queue, config, flags, said)
-    if is_terminal() and not flags["no_watch"]:
-        _watch(queue, store)
+    failed = _watch(queue, store) if is_terminal() and not flags["no_watch"] else 0
     if nothing:
         raise UsageError(
             f"no prompt could be made of {', '.join(nothing)}",
             code="dataset.nothing",
             hint="see above why rows were dropped; `producer plan` shows it without queueing",
         )
-    return 0
+    return failed
 
 
 def _enqueue(
@@ -147,14 +146,18 @@ def _read(store: "Store", one: "Prepared", template: "Template", limits: "Limits
 
     name = one.dataset.name
     skipped = SkippedRows(name)
-    with progress("tokenize", total=limits.max_prompts, dataset=name, dropped=0) as bar:
+    stored_before = store.reading_state(name).count
+    wanted = None if limits.max_prompts is None else limits.max_prompts - stored_before
+    with progress("tokenize", total=wanted, dataset=name) as bar:
         dropped = done = 0
 
         def show(batch: "Batch") -> None:
             nonlocal dropped, done
             dropped += sum(batch.dropped.values())
             done += len(batch.prompts)
-            bar.update(done, total=done if batch.complete else None, dropped=dropped)
+            bar.update(
+                done, total=done if batch.complete else None, **({"dropped": dropped} if dropped else {})
+            )
             skipped.show(batch.skipped)
             queue.wake()
 
@@ -241,12 +244,14 @@ def _say_servers(servers: "Servers") -> None:
         say(f"warning: {why}; it is used when it answers")
 
 
-def _watch(queue: "Queue", store: "Store") -> None:
+def _watch(queue: "Queue", store: "Store") -> int:
+    """Show the run until it is finished or Ctrl-C; 1 when it finished with failures."""
     from producer.watch import follow
 
     say("Ctrl-C detaches; the run goes on, and `producer watch` shows it again")
     try:
         with queue.feeding(store):
-            follow(queue.url, store.path)
+            return follow(queue.url, store.path)
     except KeyboardInterrupt:
         say("\ndetached; `producer watch` shows the run again")
+        return 0

@@ -134,7 +134,7 @@ def _plan(prepared: "Prepared", template: "Template", limits: "Limits") -> "Data
     dropped: Counter[str] = Counter()
     whole = False
     skipped = SkippedRows(name)
-    with progress("plan", total=limits.max_prompts, dataset=name, dropped=0) as bar:
+    with progress("plan", total=limits.max_prompts, dataset=name) as bar:
         for batch in make_prompts(
             read_rows(prepared.files, columns=prepared.shape.columns),
             dataset=name,
@@ -146,7 +146,7 @@ def _plan(prepared: "Prepared", template: "Template", limits: "Limits") -> "Data
             counts.append(np.array([prompt.tokens.size for prompt in batch.prompts], np.int32))
             dropped.update(batch.dropped)
             whole = batch.complete
-            bar.advance(len(batch.prompts), dropped=dropped.total())
+            bar.advance(len(batch.prompts), **({"dropped": dropped.total()} if dropped else {}))
             skipped.show(batch.skipped)
     tokens = np.concatenate(counts)
     lanes = np.bincount(lanes_of(prepared.lane.value, tokens), minlength=len(Lane))

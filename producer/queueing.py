@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from producer.lanes import DatasetLane
-from producer.talk import progress, say
+from producer.talk import say
 from producer.words import count
 from storage.run import StatesMode
 from storage.settings import RunSettings
@@ -50,8 +50,7 @@ class Queue:
         """Put the first window out, unless a sink feeds already, and say which."""
         from workers.feeding import feed_first_window
 
-        with progress("queue") as bar:
-            window = feed_first_window(self._config, store, bar.update)
+        window = feed_first_window(self._config, store)
         if window.holder is not None:
             say(f"{window.holder} feeds the lanes")
         elif window.finished:

@@ -33,6 +33,7 @@ def write_model(
     template: str | None = CHAT_TEMPLATE,
     more_tokens: int = 0,
     model_vocab_size: int = 2000,
+    context: int = 512,
 ) -> Path:
     """A tokenizer trained on a few words, with a chat template and a model's sizes."""
     tokenizer = Tokenizer(models.BPE())
@@ -49,7 +50,7 @@ def write_model(
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<s>")
     fast.chat_template = template
     fast.save_pretrained(folder)
-    config = {"num_hidden_layers": 8, "hidden_size": 64, "max_position_embeddings": 512}
+    config = {"num_hidden_layers": 8, "hidden_size": 64, "max_position_embeddings": context}
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": model_vocab_size}))
     return folder
 
