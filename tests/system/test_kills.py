@@ -113,8 +113,10 @@ class Killer:
         self.enqueueing.wait()
 
     def held_by(self, lane: str) -> int:
-        seen = glance(self.machine.state["redis_url"])
-        pid = self.machine.state["processes"][lane]["pid"]
+        report = self.machine.state["processes"][lane]
+        if report["state"] != "ready":
+            return 0
+        seen, pid = glance(self.machine.state["redis_url"]), report["pid"]
         assert not (seen and seen.carried and seen.carried.finished), "the job was over before the kills"
         return sum(p.in_flight for p in seen.processes if p.pid == pid) if seen else 0
 
