@@ -42,13 +42,23 @@ class SharedSegments:
         )
 
     def response(self, sample_id: bytes) -> Response | None:
-        """The visible response to this prompt; looks for new segments only when it is not known."""
-        key = ids_array([sample_id])
-        with self._lock:
-            found = int(self._responses.find(key)[0])
-            if found == ABSENT:
+        """The visible response to this prompt.
+
+        Looks for new segments only when it is not known, or when a compaction has moved it.
+        """
+        try:
+            found = self._stored_response(sample_id)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            with self._lock:
                 self._responses.refresh()
-                found = int(self._responses.find(key)[0])
+            found = self._stored_response(sample_id)
+        return found
+
+    def _stored_response(self, sample_id: bytes) -> Response | None:
+        with self._lock:
+            found = int(self._responses.find(ids_array([sample_id]))[0])
         if found == ABSENT:
             return None
         number, row = placed(found)

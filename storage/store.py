@@ -60,7 +60,14 @@ class Store:
     @classmethod
     def open(cls, path: Path, codec: Codec | None = None) -> "Store":
         """The store in this folder, which is not written to; raises `UnavailableError`."""
-        run = read_run(path)
+        try:
+            run = read_run(path)
+        except OSError as error:
+            raise UnavailableError(
+                f"`{path}` cannot be read: {error.strerror}",
+                code="output.unreadable",
+                hint="give the folder of a run, and this user the right to read it",
+            ) from error
         if run is None:
             raise UnavailableError(
                 f"there is no run in `{path}`",

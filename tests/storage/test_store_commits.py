@@ -1,5 +1,7 @@
 """Commits to the store: what is stored comes back, once, whoever else commits meanwhile."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +27,9 @@ import storage
 from storage.codec import Codec
 from storage.errors import UnavailableError, UnsuitableError, UsageError
 from storage.index import Index, Outcome
+from storage.responses import stage_responses
 from storage.sample import Finish, Prompt
-from storage.segment import list_segments
+from storage.segment import SegmentName, Staging, list_segments
 from storage.spool import Spool
 from storage.store import Store
 from storage.tokens import as_tokens, prompt_id, response_digest
@@ -142,6 +145,25 @@ def test_a_writer_that_loses_the_rename_drops_what_the_winner_stored(store: Stor
     assert other.commit_responses(responses[3:7]) == 2
     assert store.commit_responses(responses) == 2
     assert names(store, "responses") == [f"s-{seq:08}" for seq in range(1, 5)]
+
+
+def test_a_response_that_a_compaction_has_moved_is_found_again(store: Store):
+    responses = [make_response(prompt) for prompt in make_prompts(4)]
+    for part in (responses[:2], responses[2:]):
+        store.commit_responses(part)
+    merged = Store.open(store.path)
+    assert store.response(responses[3].id).id == responses[3].id
+    with Staging(store.path, "merge", store.codec) as staging:
+        stage_responses(staging, responses)
+        attributes = json.loads((staging.path / "zarr.json").read_text())["attributes"]
+        staging.finish({**attributes, "replaces": ["s-00000001", "s-00000002"]})
+        assert staging.commit(store.path / "responses", SegmentName(node=None, seq=3))
+    for name in ("s-00000001", "s-00000002"):
+        shutil.rmtree(store.path / "responses" / name)
+    for each in (store, merged, Store.open(store.path)):
+        for response in responses:
+            assert_same(each.response(response.id), response)
+        assert each.commit_responses(responses) == 0
 
 
 def test_an_empty_batch_commits_nothing(store: Store, spool: Spool):
@@ -280,6 +302,10 @@ def test_a_folder_without_a_run_is_missing(tmp_path: Path):
     with pytest.raises(UnavailableError) as caught:
         Store.open(tmp_path)
     assert caught.value.code == "run.missing"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError) as caught:
+        Store.open(tmp_path / "file")
+    assert caught.value.code == "output.unreadable"
 
 
 def test_ids_follow_their_definition_byte_by_byte():
