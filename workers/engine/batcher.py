@@ -4,9 +4,11 @@ The one thread owns the model and the cache; other threads only `submit` and set
 Nothing here knows HTTP.
 """
 
+import os
 import secrets
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +72,15 @@ class Batcher:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except (
+            Exception
+        ):  # the outermost edge of the thread: an engine that cannot compute must not look alive
+            traceback.print_exc()
+            os._exit(1)
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 while not (self._waiting or self._running or self._stopping):
@@ -139,6 +150,9 @@ class Batcher:
         if decided and len(self._masked):
             logits[np.array(decided)[:, None], self._masked] = -np.inf
         counts = [len(sequence.completion.output_ids) for sequence in sequences]
+        for row, sequence in enumerate(sequences):
+            if counts[row] < sequence.order.sampling.min_new_tokens and sequence.stops:
+                logits[row, list(sequence.stops)] = -np.inf
         seeds = [sequence.seed for sequence in sequences]
         samplings = [sequence.order.sampling for sequence in sequences]
         chosen: list[int] = pick(logits, samplings, seeds, counts).tolist()
@@ -152,8 +166,7 @@ class Batcher:
     def _accept(self, sequence: Running, token: int) -> None:
         completion = sequence.completion
         completion.output_ids.append(token)
-        enough = len(completion.output_ids) >= sequence.order.sampling.min_new_tokens
-        if token in sequence.stops and enough:
+        if token in sequence.stops:
             completion.matched = token
 
     def _is_over(self, sequence: Running) -> bool:

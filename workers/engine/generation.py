@@ -32,6 +32,8 @@ class Flight:
     """A request that is not answered yet."""
 
     order: Order
+    running: bool = False
+    """Whether it holds a slot."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def abort(self) -> None:
@@ -60,6 +62,16 @@ class Generation:
         """Requests not answered yet."""
         return len(self._flights)
 
+    @property
+    def running(self) -> list[int]:
+        """Prompt tokens of each request that holds a slot."""
+        return [len(flight.order.tokens) for flight in self._flights.values() if flight.running]
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return sum(not flight.running for flight in self._flights.values())
+
     def abort(self, prefix: str, *, everything: bool = False) -> None:
         """End every request whose id begins with `prefix`, as the real server does."""
         for rid, flight in self._flights.items():
@@ -76,6 +88,7 @@ class Generation:
         flight = self._flights[request.rid] = Flight(order)
         try:
             async with self._slots.one():
+                flight.running = True
                 started = time.monotonic()
                 completion = await self._backend.complete(order)
                 clock = Clock(
@@ -158,6 +171,8 @@ class Generation:
                 "`--return-hidden-states-mode last`, `--return-hidden-states-mode full`, or the legacy "
                 "`--enable-return-hidden-states` flag."
             )
+        if request.states and request.stream:
+            raise by_value("the embedded engine does not stream hidden states")
         if count >= context - RESERVED_TOKENS:
             raise by_value(
                 f"Input length ({count} tokens) exceeds the maximum allowed length "

@@ -3,6 +3,8 @@
 Only fields that some client reads. Like the real one, `/server_info` holds the API key in clear.
 """
 
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 from workers.engine.model_config import ModelConfig
@@ -109,3 +111,22 @@ def models(settings: Settings) -> dict[str, Any]:
         "max_model_len": settings.context_length,
     }
     return {"object": "list", "data": [model]}
+
+
+def loads(settings: Settings, *, running: list[int], waiting: int) -> dict[str, Any]:
+    """`/v1/loads`: one rank, with `running` requests of so many prompt tokens and `waiting` others."""
+    room = settings.context_length * settings.slots
+    load = {
+        "timestamp": time.time(),
+        "dp_rank": 0,
+        "num_running_reqs": len(running),
+        "num_waiting_reqs": waiting,
+        "num_used_tokens": sum(running),
+        "num_total_tokens": sum(running),
+        "max_total_num_tokens": room,
+        "max_running_requests": settings.slots,
+        "token_usage": sum(running) / room,
+        "cache_hit_rate": 0.0,
+    }
+    now = datetime.now(UTC).isoformat()
+    return {"timestamp": now, "version": SGLANG_VERSION, "loads": [load]}

@@ -13,9 +13,12 @@ from workers.engine.model_config import ModelConfig
 
 Owner = TypeVar("Owner")
 
-CAPACITIES = (128, 256, 512, 1024, 4096, 16384, 65536, 1 << 20)
-"""Tokens a row of each pool can hold. A product runs over a pool's longest sequence, so many small steps
-where most sequences are, and few pools, each costing its own calls a layer."""
+CAPACITIES = (104, 168, 232, 296, 424, 552, 1064, 2088, 4136, 8232, 16424, 32808, 131112, 1 << 20)
+"""Tokens a row of each pool can hold. A product runs over a pool's longest sequence, so steps are small
+where most sequences are; each pool costs its own calls a layer, so there are not more. 8 above multiples
+of 64: rows a power of two apart would share cache lines."""
+KEPT_CAPACITY = 552
+"""Pools of longer rows give their memory back when they are empty."""
 
 
 class Pool(Generic[Owner]):
@@ -119,7 +122,7 @@ class Pools(Generic[Owner]):
     def in_use(self) -> list[Pool[Owner]]:
         """The pools with running sequences, each with room for one more token a row.
 
-        Emptied pools beyond the smallest give their memory back.
+        Empty pools of long rows give their memory back.
         """
         for pool in list(self._pools.values()):
             full = np.flatnonzero(pool.lengths[: pool.count] == pool.capacity)
@@ -127,7 +130,7 @@ class Pools(Generic[Owner]):
                 self.add(pool.owners[row], *pool.row(row))
                 pool.remove(row)
         for capacity in [
-            size for size, pool in self._pools.items() if not pool.count and size > CAPACITIES[3]
+            size for size, pool in self._pools.items() if not pool.count and size > KEPT_CAPACITY
         ]:
             del self._pools[capacity]
         return [pool for _, pool in sorted(self._pools.items()) if pool.count]

@@ -18,8 +18,8 @@ from workers.engine.kvcache import Pool
 from workers.engine.model_config import ModelConfig, read_config
 from workers.engine.safetensors_file import read_tensors
 
-CHUNK_TOKENS = 256
-"""Most tokens of one prompt computed at once."""
+CHUNK_TOKENS = 64
+"""Most tokens of one prompt computed at once: OpenBLAS has its fastest kernels for such small products."""
 SCORES_LIMIT = 4_000_000
 """Most attention scores held at once, 8 bytes each: chunks get shorter where prompts are long."""
 
@@ -33,15 +33,16 @@ class Layer:
     """Queries, keys and values side by side: [H, (heads + 2 · kv_heads) · D]."""
     output: Floats
     mlp_norm: Floats
-    gate_up: Floats
-    """[H, 2 · intermediate]."""
+    gate: Floats
+    up: Floats
     down: Floats
 
 
 class Llama:
     """A loaded model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chunk_tokens: int = CHUNK_TOKENS) -> None:
+        self._chunk_tokens = chunk_tokens
         self.config = read_config(folder)
         self._load(folder)
         self._rope_cos, self._rope_sin = _rope_table(self.config, 1024)
@@ -67,7 +68,8 @@ class Llama:
                     qkv=matrix(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
                     output=matrix(f"{attention}.o_proj"),
                     mlp_norm=vector(f"{prefix}.post_attention_layernorm"),
-                    gate_up=matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+                    gate=matrix(f"{mlp}.gate_proj"),
+                    up=matrix(f"{mlp}.up_proj"),
                     down=matrix(f"{mlp}.down_proj"),
                 )
             )
@@ -89,8 +91,8 @@ class Llama:
         last = np.empty(config.hidden_size)
         start = 0
         while start < count:
-            room = SCORES_LIMIT // (config.num_heads * min(count, start + CHUNK_TOKENS))
-            end = min(count, start + max(16, min(CHUNK_TOKENS, room)))
+            room = SCORES_LIMIT // (config.num_heads * min(count, start + self._chunk_tokens))
+            end = min(count, start + min(self._chunk_tokens, max(16, room)))
             last = self._prefill_chunk(tokens[start:end], start, keys, values, capture, states)
             start = end
         return last, keys, values, states
@@ -109,7 +111,7 @@ class Llama:
         groups = config.num_heads // config.num_kv_heads
         positions = np.arange(start, end)
         cos, sin = self._rope(positions)
-        later = positions[:, None] < np.arange(end)[None, :]
+        later = np.triu(np.full((rows, rows), -np.inf), 1)
         x = self.embedding[tokens]
         for index, layer in enumerate(self.layers):
             if states is not None:
@@ -122,9 +124,11 @@ class Llama:
             query = query.reshape(config.num_kv_heads, groups * rows, config.head_dim)
             scores = np.matmul(query, keys[index, :, :, :end])
             scores = scores.reshape(config.num_kv_heads, groups, rows, end)
-            scores[:, :, later] = -np.inf
-            weights = _softmax(scores).reshape(config.num_kv_heads, groups * rows, end)
+            scores[..., start:] += later
+            weights, totals = _softmax(scores)
+            weights = weights.reshape(config.num_kv_heads, groups * rows, end)
             mixed = np.matmul(weights, values[index, :, :end])
+            mixed /= totals.reshape(config.num_kv_heads, groups * rows, 1)
             mixed = mixed.reshape(config.num_kv_heads, groups, rows, config.head_dim).transpose(2, 0, 1, 3)
             x = self._finish_layer(x, mixed.reshape(rows, -1), layer)
         final = self._norm(x, self.final_norm)
@@ -158,7 +162,8 @@ class Llama:
                 keys, values, beyond = pool.append(index, key[first:past], value[first:past])
                 scores = np.matmul(query[first:past], keys)
                 scores += beyond
-                np.matmul(_softmax(scores), values, out=mixed[first:past])
+                weights, totals = _softmax(scores)
+                np.divide(np.matmul(weights, values), totals, out=mixed[first:past])
             x = self._finish_layer(x, mixed.reshape(rows, -1), layer)
         final = self._norm(x, self.final_norm)
         if states is not None:
@@ -182,11 +187,11 @@ class Llama:
 
     def _finish_layer(self, x: Floats, mixed: Floats, layer: Layer) -> Floats:
         x = rounded(x + rounded(rounded(mixed) @ layer.output))
-        gate_up = rounded(self._norm(x, layer.mlp_norm) @ layer.gate_up)
-        inner = self.config.intermediate_size
-        gate, up = gate_up[:, :inner], gate_up[:, inner:]
+        normed = self._norm(x, layer.mlp_norm)
+        gate, up = rounded(normed @ layer.gate), rounded(normed @ layer.up)
         gate = rounded(gate / (1.0 + np.exp(-gate)))
-        return rounded(x + rounded(rounded(gate * up) @ layer.down))
+        gate *= up
+        return rounded(x + rounded(rounded(gate) @ layer.down))
 
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         mean_square = np.einsum("ij,ij->i", x, x) / x.shape[1]
@@ -210,12 +215,11 @@ def _rope_table(config: ModelConfig, positions: int) -> tuple[Floats, Floats]:
     return rounded(np.cos(angles)), rounded(np.sin(angles))
 
 
-def _softmax(scores: Floats) -> Floats:
-    """Over the last axis, in place; -inf becomes exactly 0."""
+def _softmax(scores: Floats) -> tuple[Floats, Floats]:
+    """Over the last axis, in place: weights and what to divide by; -inf becomes exactly 0."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+    return scores, scores.sum(axis=-1, keepdims=True)
 
 
 def _keep(states: Bits, x: Floats, index: int, capture: Sequence[int], start: int) -> None:

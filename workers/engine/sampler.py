@@ -37,8 +37,7 @@ def _draw(weights: Floats, uniforms: Floats) -> NDArray[np.int64]:
     """One column a row, with probability in proportion to its weight."""
     cumulative = np.cumsum(weights, axis=1)
     drawn: NDArray[np.int64] = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(axis=1)
-    drawn = np.minimum(drawn, weights.shape[1] - 1)
-    return drawn
+    return drawn.clip(max=weights.shape[1] - 1)
 
 
 def _restrict(weights: Floats, sampling: Sampling) -> None:

@@ -53,6 +53,7 @@ class EngineServer:
         for path in ("/model_info", "/get_model_info"):
             app.router.add_get(path, self._model_info)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/loads", self._loads)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/health", self._health)
         app.router.add_get("/health_generate", self._health)
@@ -84,6 +85,10 @@ class EngineServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(info.models(self._settings))
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        running, waiting = self._generation.running, self._generation.waiting
+        return web.json_response(info.loads(self._settings, running=running, waiting=waiting))
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self._draining else 200)

@@ -18,7 +18,7 @@ from workers.engine.bf16 import Bits, rounded, to_bits
 from workers.engine.model_config import ModelConfig, read_config
 from workers.engine.safetensors_file import write_tensors
 
-SEED = 20250101
+SEED = 64
 RECIPE = 1
 """Raised whenever `make_weights` makes other bytes: caches of the old ones are not taken."""
 NAME = "eyas-tiny-llama"
@@ -90,13 +90,13 @@ def make_weights(config: ModelConfig) -> dict[str, Bits]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
         weights[f"{prefix}.input_layernorm.weight"] = near_one(hidden)
-        weights[f"{prefix}.self_attn.q_proj.weight"] = bell(queries, hidden, deviation=1.5 * fan)
-        weights[f"{prefix}.self_attn.k_proj.weight"] = bell(keys, hidden, deviation=1.5 * fan)
-        weights[f"{prefix}.self_attn.v_proj.weight"] = bell(keys, hidden, deviation=1.5 * fan)
-        weights[f"{prefix}.self_attn.o_proj.weight"] = bell(hidden, queries, deviation=1.5 * queries**-0.5)
+        weights[f"{prefix}.self_attn.q_proj.weight"] = bell(queries, hidden, deviation=fan)
+        weights[f"{prefix}.self_attn.k_proj.weight"] = bell(keys, hidden, deviation=fan)
+        weights[f"{prefix}.self_attn.v_proj.weight"] = bell(keys, hidden, deviation=fan)
+        weights[f"{prefix}.self_attn.o_proj.weight"] = bell(hidden, queries, deviation=queries**-0.5)
         weights[f"{prefix}.post_attention_layernorm.weight"] = near_one(hidden)
-        weights[f"{prefix}.mlp.gate_proj.weight"] = bell(inner, hidden, deviation=1.5 * fan)
-        weights[f"{prefix}.mlp.up_proj.weight"] = bell(inner, hidden, deviation=1.5 * fan)
+        weights[f"{prefix}.mlp.gate_proj.weight"] = bell(inner, hidden, deviation=fan)
+        weights[f"{prefix}.mlp.up_proj.weight"] = bell(inner, hidden, deviation=fan)
         weights[f"{prefix}.mlp.down_proj.weight"] = bell(hidden, inner, deviation=inner**-0.5)
     weights["model.norm.weight"] = near_one(hidden)
     weights["lm_head.weight"] = bell(config.vocab_size, hidden, deviation=2.5 * fan)

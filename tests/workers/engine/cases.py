@@ -9,7 +9,8 @@ from typing import Any
 
 CONTEXT = 2048
 """Context length of the recorded server, in tokens."""
-PROMPT = [1, 4, 205, 52, 294, 283, 79, 71, 275, 534, 74, 2]
+PROMPT = [102, 692, 1308, 1950, 625]
+"""One of the golden file's: every greedy token after it wins clearly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def long(count: int) -> list[int]:
 
 CASES = (
     generate("greedy", max_new_tokens=24),
-    generate("one token", [300], max_new_tokens=3),
+    generate("one token", [796], max_new_tokens=3),
     generate("named", top={"rid": "00000000000000000000000000000001"}),
     generate("zero tokens", max_new_tokens=0),
     generate("unknown top-level key", top={"no_such_key": 1}),
@@ -57,6 +58,17 @@ CASES = (
     generate("seeded", temperature=1.0, sampling_seed=5),
     generate("top k and top p", temperature=0.7, top_k=20, top_p=0.9, sampling_seed=5),
     generate("defaults", temperature=None, top_p=None, top_k=None),
+    generate("stop token", max_new_tokens=24, ignore_eos=False, stop_token_ids=[1897]),
+    generate(
+        "stop token kept in the text",
+        max_new_tokens=24,
+        ignore_eos=False,
+        no_stop_trim=True,
+        stop_token_ids=[1897],
+    ),
+    generate("stop token ignored", max_new_tokens=9, stop_token_ids=[1897]),
+    generate("special tokens shown", [*PROMPT, 2, 5], skip_special_tokens=False),
+    generate("least tokens", max_new_tokens=24, min_new_tokens=9, ignore_eos=False, stop_token_ids=[1897]),
     generate("clamped length", long(CONTEXT - 16), max_new_tokens=16),
     generate("longest input", long(CONTEXT - 7), max_new_tokens=1),
     states("states of a generation"),
@@ -97,6 +109,7 @@ CASES = (
     Case(name="model info", path="/model_info", method="GET"),
     Case(name="older model info", path="/get_model_info", method="GET"),
     Case(name="models", path="/v1/models", method="GET"),
+    Case(name="loads", path="/v1/loads", method="GET"),
     Case(name="ready", path="/ready", method="GET"),
     Case(name="health", path="/health", method="GET"),
     Case(name="health by a token", path="/health_generate", method="GET"),

@@ -4,13 +4,14 @@
 
 The server runs the engine's tiny model (`python -m workers.engine --print-model-dir`) on CPU with
 `--context-length 2048 --enable-return-hidden-states --chunked-prefill-size -1`. Folders, times,
-addresses and keys are left out of what is kept.
+addresses and keys are left out of what is kept. With `aux` after the address, of a server that also has
+`--enable-return-aux-hidden-states --speculative-algorithm EAGLE3`, only what differs is recorded, into
+`recorded/sglang_aux.json`.
 """
 
 import json
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import CASES, Case, generate, long
 
-OUT = Path(__file__).parent / "recorded" / "sglang.json"
+RECORDED = Path(__file__).parent / "recorded"
+AUX_CASES = ("states of a generation", "states of a capture", "server info")
 KEPT_INFO = (
     *("model_path", "tokenizer_path", "served_model_name", "api_key", "admin_api_key", "host", "port"),
     *(
@@ -40,7 +42,16 @@ KEPT_INFO = (
     *("enable_return_hidden_states", "return_hidden_states_mode", "enable_return_aux_hidden_states"),
     *("return_aux_hidden_state_layer_ids", "version", "trust_remote_code", "skip_tokenizer_init", "tp_size"),
     *("dp_size", "pp_size", "disable_overlap_schedule", "disable_cuda_graph", "random_seed"),
-    *("device", "max_queued_requests", "load_format", "revision", "page_size", "max_prefill_tokens"),
+    *(
+        "aux_hidden_state_capture",
+        "attn_cp_size",
+        "device",
+        "max_queued_requests",
+        "load_format",
+        "revision",
+        "page_size",
+        "max_prefill_tokens",
+    ),
 )
 TIMES = ("e2e_latency", "queue_time", "first_token_latency", "decode_throughput")
 
@@ -85,23 +96,27 @@ def scrubbed(content: Any) -> Any:
 
 def duplicate(url: str) -> dict[str, Any]:
     """The answer to a request whose `rid` is still in flight."""
-    first = generate("first", long(64), top={"rid": "f" * 32}, max_new_tokens=300)
-    thread = threading.Thread(target=send, args=(url, first))
+    answers: list[dict[str, Any]] = []
+    first = generate("first", long(64), top={"rid": "f" * 32}, max_new_tokens=1500)
+    second = generate("second", long(64), top={"rid": "f" * 32}, max_new_tokens=1)
+    thread = threading.Thread(target=lambda: answers.append(send(url, first)))
     thread.start()
-    time.sleep(0.3)  # the first runs for over a second
-    answer = send(url, generate("second", long(64), top={"rid": "f" * 32}, max_new_tokens=1))
+    while thread.is_alive() and all(answer["status"] == 200 for answer in answers):
+        answers.append(send(url, second))
     thread.join()
-    return answer
+    return next(answer for answer in answers if answer["status"] != 200)
 
 
 def main() -> None:
     """Ask everything and keep the answers."""
-    url = sys.argv[1].rstrip("/")
-    answers = {case.name: send(url, case) for case in CASES}
-    answers["duplicate rid"] = duplicate(url)
-    OUT.parent.mkdir(exist_ok=True)
+    url, aux = sys.argv[1].rstrip("/"), "aux" in sys.argv[2:]
+    answers = {case.name: send(url, case) for case in CASES if not aux or case.name in AUX_CASES}
+    if not aux:
+        answers["duplicate rid"] = duplicate(url)
     lines = (f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
-    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    RECORDED.mkdir(exist_ok=True)
+    out = RECORDED / ("sglang_aux.json" if aux else "sglang.json")
+    out.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
