@@ -97,7 +97,7 @@ def scrubbed(content: Any) -> Any:
 def duplicate(url: str) -> dict[str, Any]:
     """The answer to a request whose `rid` is still in flight."""
     answers: list[dict[str, Any]] = []
-    first = generate("first", long(64), top={"rid": "f" * 32}, max_new_tokens=1500)
+    first = generate("first", long(64), top={"rid": "f" * 32}, max_new_tokens=800)
     second = generate("second", long(64), top={"rid": "f" * 32}, max_new_tokens=1)
     thread = threading.Thread(target=lambda: answers.append(send(url, first)))
     thread.start()

@@ -152,3 +152,8 @@ def stream_events(text):
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+def test_the_load_is_told_in_the_real_ones_fields(url):
+    load, expected = send(url, BY_NAME["loads"])["body"]["loads"], RECORDED["loads"]["body"]["loads"]
+    assert set(load[0]) <= set(expected[0])

@@ -82,7 +82,7 @@ def test_other_layers_are_given_when_asked_for(url, spool_folder, model):
     wish = {"name": spool_name(bytes(16)), "hs_indices": [1, 3]}
     said, states = spooled(spool_folder, ask(url, body(states=wish, max_new_tokens=2)))
     assert (said["hs_indices"], said["norm"]) == ([1, 3], "none")
-    *_, expected = model.prefill(np.array(PROMPT + [0])[:-1], (1, 3))
+    *_, expected = model.prefill(np.array(PROMPT), (1, 3))
     assert np.array_equal(states[: len(PROMPT)], expected)
 
 
@@ -228,9 +228,8 @@ def test_sigterm_lets_running_requests_finish_and_says_not_ready():
 
         async def drain():
             async with httpx.AsyncClient(base_url=engine.url, timeout=30) as client:
-                asked = asyncio.create_task(client.post("/generate", json={**body(), "rid": "b" * 32}))
-                probe = {**body(max_new_tokens=1), "rid": "b" * 32}
-                while (await client.post("/generate", json=probe)).status_code != 400:
+                asked = asyncio.create_task(client.post("/generate", json=body()))
+                while not (await client.get("/v1/loads")).json()["loads"][0]["num_running_reqs"]:
                     pass
                 engine.terminate()
                 while (await client.get("/ready")).status_code != 503:
@@ -255,9 +254,10 @@ def test_pace_and_slots_are_those_of_a_server_that_slow():
 
         metas = asyncio.run(four())
         took = sorted(meta["e2e_latency"] for meta in metas)
-        assert all(0.4 <= latency < 0.75 for latency in took[:2])  # 200 ms and ten times 20 ms
-        assert all(0.8 <= latency < 1.5 for latency in took[2:])  # the same after waiting for a slot
-        assert max(meta["queue_time"] for meta in metas) >= 0.4
+        assert all(latency >= 0.4 for latency in took)  # 200 ms and ten times 20 ms
+        queued = sorted(meta["queue_time"] for meta in metas)
+        assert all(waited > 0.3 for waited in queued[2:])  # for a slot of the first two
+        assert queued[0] < 0.3
         assert all(meta["first_token_latency"] >= 0.2 for meta in metas)
 
 
@@ -299,7 +299,7 @@ def test_the_hash_model_answers_many_slow_calls_at_hardly_any_cost(tmp_path):
         _, states = spooled(tmp_path, ask(engine.url, body(states={"name": "y"}, max_new_tokens=3)))
         assert states.shape == (len(PROMPT) + 2, 4, 64)
         sizes = (states & 0x7FFF).astype(np.uint32) << 16
-        assert 0.5 <= sizes.view(np.float32).min()
+        assert sizes.view(np.float32).min() >= 0.5
         assert sizes.view(np.float32).max() < 2
 
 
