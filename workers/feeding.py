@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,17 +16,20 @@ from redis import Redis, RedisError
 
 from storage.errors import EyasError
 from storage.store import Store
+from workers.board import anyone_listening
 from workers.config import Config
 from workers.connection import connect, ping_or_explain
 from workers.feeder import Feeder
 from workers.messages import Message
-from workers.role import Role, RoleLostError, holder_of
+from workers.role import LEASE_S, Role, RoleLostError, holder_of
 from workers.wake import wait_for_wake, wake_feeder
 
 logger = logging.getLogger(__name__)
 
+STEP_S = 0.5
+"""Longest wait between two steps: settings that change reach the lanes within a second."""
 LOOK_S = 1.0
-"""Longest time between two steps."""
+"""Between two tries to take the role, and while Redis is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ def _one_step(feeder: Feeder, redis: Redis, stopping: threading.Event) -> None:
     try:
         feeder.step()
         if not feeder.more:
-            wait_for_wake(redis, LOOK_S)
+            wait_for_wake(redis, STEP_S)
     except (RedisError, OSError) as error:
         logger.info("feeder.waiting error=%r", str(error))
         stopping.wait(LOOK_S)
@@ -94,7 +98,7 @@ def feed_first_window(
     """
     redis = ping_or_explain(config.redis_url)
     role = Role(redis, _own_name())
-    if not role.take():
+    if not _take(role, redis):
         wake_feeder(redis)
         return FirstWindow(published=0, waiting=0, finished=False, holder=holder_of(redis))
     with role:
@@ -116,6 +120,16 @@ def keep_feeding(config: Config, store: Store, stopping: threading.Event) -> Non
     while not stopping.is_set():
         feed_while_free(store=store, redis=redis, publish=publish, name=_own_name(), stopping=stopping)
         stopping.wait(LOOK_S)
+
+
+def _take(role: Role, redis: Redis) -> bool:
+    """Whether the role is ours; waits for a lease that nobody living may be renewing to end."""
+    deadline = time.monotonic() + LEASE_S + LOOK_S
+    while not role.take():
+        if anyone_listening(redis).sink_nodes or time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_S / 4)
+    return True
 
 
 def _own_name() -> str:

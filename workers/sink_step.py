@@ -84,8 +84,11 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.initial_prefetch_count = PREFETCH
         consumer.qos.set(PREFETCH)
         consumer.qos.value = PREFETCH
-        qos = consumer.task_consumer.channel.qos
-        qos.can_consume = _only_while(self._takes_more, qos.can_consume)
+        channel = consumer.task_consumer.channel
+        within_prefetch = channel.qos.can_consume
+        # The answer to a request to Redis that is under way is read in any case: kombu would leave
+        # a message in the socket, where nobody else could take it.
+        channel.qos.can_consume = lambda: channel._in_poll or (self._takes_more() and within_prefetch())
 
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the process ends: what is not committed is delivered again."""
@@ -102,6 +105,9 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def receive(self, message: Any) -> None:
         """Hold one result; what is none for this store is set aside and acknowledged."""
         assert self.process is not None
+        if not self.process.serves:
+            message.reject_log_error(logger, self._consumer.connection_errors, requeue=True)
+            return
         body = b""
         try:
             (body,), *_ = message.payload
@@ -156,7 +162,3 @@ def collect(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         consumer.sink.receive(message)
 
     return receive
-
-
-def _only_while(condition: Callable[[], bool], otherwise: Callable[[], bool]) -> Callable[[], bool]:
-    return lambda: condition() and otherwise()

@@ -13,6 +13,7 @@ from storage.store import Store
 from workers.batching import Held
 from workers.celery import app
 from workers.sink_step import SinkStep
+from workers.worker import Worker
 
 _step, _, _times = os.environ.get("EYAS_TEST_KILL_AT", "").partition(":")
 _left = int(_times or 0)
@@ -54,13 +55,22 @@ class MortalStep(SinkStep):
         super()._acknowledge(batch)
 
     def _acknowledge_settled(self) -> None:
-        settled = len(self._settled)
-        if settled > 1:
-            _pass("while acknowledging")
+        settled = list(self._settled)
+        if len(settled) > 1 and _step == "half acknowledged":
+            self._settled.clear()
+            self._settled.extend(settled[: len(settled) // 2])
+            super()._acknowledge_settled()
+            _pass("half acknowledged")
         super()._acknowledge_settled()
         if settled:
             _pass("after acknowledging")
 
 
-app.steps["consumer"].discard("workers.sink_step:SinkStep")
-app.steps["consumer"].add(MortalStep)
+class MortalWorker(Worker):
+    def on_before_init(self, **options):
+        super().on_before_init(**options)
+        self.app.steps["consumer"].discard("workers.sink_step:SinkStep")
+        self.app.steps["consumer"].add(MortalStep)
+
+
+app.Worker = app.subclass_with_self(MortalWorker)

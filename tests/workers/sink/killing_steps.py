@@ -7,6 +7,6 @@ STEPS = (
     "after responses",
     "after failures",
     "before acknowledging",
-    "while acknowledging",
+    "half acknowledged",
     "after acknowledging",
 )

@@ -1,7 +1,9 @@
 """Real sink processes under Celery: killed between any two steps, without a disk, for another run."""
 
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,10 @@ import storage
 from storage.store import Store
 from tests.workers.sink.killing_steps import STEPS
 from tests.workers.sink.machine import Machine, wait_until
-from tests.workers.sink.making import make_prompts, make_response, make_store, make_values
+from tests.workers.sink.making import make_failure, make_prompts, make_response, make_store, make_values
 from workers.board import read_board
 from workers.keys import GARBAGE, UNACKED
-from workers.messages import Responded
+from workers.messages import Failed, Responded
 from workers.publish import publish_many
 from workers.runs import claim, finish, read_carried
 
@@ -27,13 +29,13 @@ def machine(redis_url: str, tmp_path: Path) -> Iterator[Machine]:
     machine.end()
 
 
-def assert_all_stored(store: Store, count: int) -> None:
+def assert_all_stored(store: Store, count: int, *, first: int = 0) -> None:
     """Every sample visible once, its states those of its response."""
+    prompts = make_prompts("B1", count, first=first)
     samples = storage.open(store.path)
     assert len(samples) == count
-    ids = [prompt.id for prompt in make_prompts("B1", count)]
-    assert sorted(samples.ids) == sorted(ids)
-    for prompt in make_prompts("B1", count):
+    assert sorted(samples.ids) == sorted(prompt.id for prompt in prompts)
+    for prompt in prompts:
         assert np.array_equal(samples.sample(prompt.id).states, make_values(make_response(prompt)))
 
 
@@ -75,14 +77,21 @@ QUICK = "after states"
 def test_a_sink_killed_between_any_two_steps_loses_and_doubles_nothing(machine: Machine, step: str) -> None:
     store = make_store(machine.folder / "out", {"B1": 30})
     claim(machine.client, store.run, store.path)
+    dead = make_failure(make_prompts("B1", 1)[0])
+
+    def spoil(result):
+        response = getattr(result, "response", None)
+        return Failed(run=result.run, failure=dead) if response and response.id == dead.id else result
+
     first = machine.sink(kill_at=f"{step}:1")
-    machine.lanes(store)
+    machine.lanes(store, spoil=spoil)
     wait_until(lambda: first.poll() is not None)
     assert first.returncode == -signal.SIGKILL
     machine.sink()
     wait_until(lambda: finished(machine), 60)
-    assert_all_stored(store, 30)
-    wait_until(lambda: settled(machine))
+    assert_all_stored(store, 29, first=1)
+    assert [failure.id for failure in store.failures()] == [dead.id]
+    wait_until(lambda: machine.client.hlen(UNACKED) == 0)
 
 
 @pytest.mark.slow
@@ -180,3 +189,39 @@ def test_a_sink_that_is_told_to_end_gives_back_what_it_holds(machine: Machine) -
     machine.sink()
     wait_until(lambda: finished(machine))
     assert_all_stored(store, 30)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB; skipped where none may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_sink_waits_on_a_full_disk_says_so_and_goes_on_by_itself(
+    redis_url: str, tmp_path: Path, small_disk: Path
+) -> None:
+    machine = Machine(redis_url, tmp_path)
+    try:
+        store = make_store(small_disk / "out", {"B1": 20})
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 16_384))
+        claim(machine.client, store.run, store.path)
+        machine.sink()
+        machine.lanes(store)
+        wait_until(lambda: (s := machine.snapshot()) and s.state == "paused")
+        assert "full" in machine.snapshot().says or "room" in machine.snapshot().says
+        wait_until(lambda: machine.snapshot().says in " ".join(read_board(machine.client).notes))
+        wait_until(lambda: machine.snapshot().in_flight == 20)
+        ballast.unlink()
+        wait_until(lambda: finished(machine))
+        assert machine.snapshot().state == "running"
+        assert_all_stored(store, 20)
+    finally:
+        machine.end()
