@@ -21,7 +21,9 @@ from tests.system.machine import Machine, machine_in
 from tests.system.prompts import write_prompts
 from workers.presence import glance
 
-KILLS = {"short": 12, "capture": 8, "sink": 8, "enqueue": 8}
+OURS = {"short": 12, "capture": 8, "sink": 8, "enqueue": 8}
+EVERYTHING = {"redis": 3, "engine": 3, "short": 2, "long": 1, "capture": 2, "sink": 2, "enqueue": 2}
+"""Victim → how often."""
 PROMPTS = 500
 SEED = int(os.environ.get("EYAS_KILL_SEED", "20"))
 JOB = ("--manifest", "b1.jsonl", "--output-dir", "out", "--short-max-tokens", "64", "--seed", "7")
@@ -54,8 +56,10 @@ def read_store(folder: Path) -> dict[bytes, Stored]:
     return found
 
 
-def undisturbed(folder: Path) -> dict[bytes, Stored]:
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[bytes, Stored]:
+    """What an undisturbed run stores."""
+    folder = tmp_path_factory.mktemp("undisturbed")
     write_prompts(folder / "b1.jsonl", PROMPTS)
     with machine_in(folder) as machine:
         up = machine.up("--engine", "--no-flower")
@@ -64,7 +68,9 @@ def undisturbed(folder: Path) -> dict[bytes, Stored]:
         assert enqueued.returncode == 0, enqueued.stderr
         wait_for_the_end(machine)
         assert machine.producer("down").returncode == 0
-    return read_store(folder / "out")
+    stored = read_store(folder / "out")
+    assert len(stored) == PROMPTS
+    return stored
 
 
 def wait_for_the_end(machine: Machine) -> None:
@@ -112,13 +118,15 @@ class Killer:
         self.enqueueing.kill()
         self.enqueueing.wait()
 
-    def held_by(self, lane: str) -> int:
-        report = self.machine.state["processes"][lane]
-        if report["state"] != "ready":
+    def held_by(self, name: str) -> int:
+        """What the victim has in its hands, if it is ready; of what all calls go through, all of them."""
+        report = self.machine.state["processes"][name]
+        seen = glance(self.machine.state["redis_url"])
+        if report["state"] != "ready" or seen is None:
             return 0
-        seen, pid = glance(self.machine.state["redis_url"]), report["pid"]
-        assert not (seen and seen.carried and seen.carried.finished), "the job was over before the kills"
-        return sum(p.in_flight for p in seen.processes if p.pid == pid) if seen else 0
+        assert not (seen.carried and seen.carried.finished), "the job was over before the kills"
+        everybody = name in ("redis", "engine", "long")  # no prompt here is of lane `long`
+        return sum(p.in_flight for p in seen.processes if everybody or p.pid == report["pid"])
 
     def enqueue(self) -> None:
         if self.enqueueing is None or self.enqueueing.poll() is not None:
@@ -134,27 +142,23 @@ class Killer:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [OURS, EVERYTHING], ids=["workers sinks and producers", "everything"])
 def test_a_job_whose_processes_are_killed_over_and_over_stores_what_an_undisturbed_one_does(
-    tmp_path: Path,
+    tmp_path: Path, expected: dict[bytes, Stored], kills: dict[str, int]
 ) -> None:
-    expected = undisturbed(tmp_path / "undisturbed")
-    assert len(expected) == PROMPTS
-
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    write_prompts(folder / "b1.jsonl", PROMPTS)
-    with machine_in(folder) as machine:
+    write_prompts(tmp_path / "b1.jsonl", PROMPTS)
+    with machine_in(tmp_path) as machine:
         up = machine.up("--engine", "--no-flower", *PACE)
         assert up.returncode == 0, up.stderr
         killer = Killer(machine, random.Random(SEED))
-        victims = [name for name, kills in KILLS.items() for _ in range(kills)]
+        victims = [name for name, count in kills.items() for _ in range(count)]
         killer.dice.shuffle(victims)
         try:
             for victim in victims:
                 killer.kill(victim)
         finally:
             killer.stop()
-        sys.stdout.write(f"seed {SEED}: {KILLS}, {killer.held} calls and results in their hands\n")
+        sys.stdout.write(f"seed {SEED}: {kills}, {killer.held} calls and results in their hands\n")
         last = machine.producer("enqueue", *JOB)
         assert last.returncode == 0, last.stderr
         wait_for_the_end(machine)
@@ -163,7 +167,7 @@ def test_a_job_whose_processes_are_killed_over_and_over_stores_what_an_undisturb
         assert machine.producer("down").returncode == 0
         until(lambda: not machine.processes())
 
-    found = read_store(folder / "out")
+    found = read_store(tmp_path / "out")
     assert found.keys() == expected.keys()
     different = [i.hex() for i in expected if found[i] != expected[i]]
     assert not different
