@@ -15,10 +15,10 @@ import click
 from producer import options
 from producer.manifest import Dataset, Manifest, caps_of, choose, find_manifest
 from producer.talk import is_terminal, progress, say
-from producer.words import count
+from producer.words import count, size
 from storage.errors import UsageError
-from storage.run import StatesMode, read_run
-from storage.settings import DatasetSettings, RunSettings, read_settings, write_settings
+from storage.run import read_run
+from storage.settings import DatasetSettings, write_settings
 from workers.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from producer.queueing import Queue
     from producer.reading import Stored
     from producer.servers import Servers
-    from producer.target import Asked, Target
+    from producer.target import Target
     from producer.template import Template
     from storage.store import Store
+
+MUCH_BYTES = 2_000_000_000
+"""Of a source, whose digest is said to take a while."""
 
 
 @click.command("enqueue")
@@ -47,6 +50,7 @@ def command(ctx: click.Context, /, **flags: Any) -> int:
     is taken from the run that is already in the folder.
     """
     from producer.cli import eyas_version
+    from producer.queueing import Queue
 
     output: Path = flags["output_dir"].absolute()
     said = options.said(ctx)
@@ -56,8 +60,6 @@ def command(ctx: click.Context, /, **flags: Any) -> int:
     say(_reads(manifest, datasets))
     config = load_config()
     redis_url = flags["redis_url"] or config.redis_url
-    from producer.queueing import Queue
-
     queue = Queue(config, redis_url)
     store, nothing = _enqueue(datasets, output, queue, config, flags, said)
     failed = _watch(queue, store) if is_terminal() and not flags["no_watch"] else 0
@@ -81,30 +83,34 @@ def _enqueue(
     """All of it; the store, and the datasets that gave no prompt."""
     from producer.preparing import check_template, prepare
     from producer.reading import enough
+    from producer.run_settings import asked_of, settings_after, settings_before
     from producer.servers import addresses, ask_servers, check_servers
     from producer.sources import find_files
     from producer.target import find_target
     from storage.store import Store
 
     for dataset in datasets:
-        find_files(dataset.source, dataset.folder)
+        source_bytes = sum(file.stat().st_size for file in find_files(dataset.source, dataset.folder))
+        if source_bytes > MUCH_BYTES:
+            say(f"{dataset.name}: {size(source_bytes)} to compare with what is stored, a second a gigabyte")
     run = read_run(output)
-    before = _settings(output) if run else None
+    before = settings_before(output) if run else None
     urls, capture_urls = addresses(said, before)
     servers = ask_servers(urls, capture_urls, config.server_api_key)
     _say_servers(servers)
-    target, template = find_target(_asked(flags, said), servers, run.spec if run else None, before)
-    settings = _new_settings(said, flags, before, target, urls, capture_urls)
+    target, template = find_target(asked_of(flags, said), servers, run.spec if run else None, before)
+    settings = settings_after(flags, said, before, target, urls, capture_urls)
     check_servers(servers, target.spec, settings)
-    store = Store.create(output, target.spec)
-    prepared = [prepare(dataset, store.dataset_spec(dataset.name)) for dataset in datasets]
-    for one in prepared:
-        store.begin_dataset(one.spec)
+    known = Store.open(output) if run else None
+    prepared = [prepare(one, known.dataset_spec(one.name) if known else None) for one in datasets]
     limits = {one.dataset.name: _limits(one.dataset, flags, target) for one in prepared}
-    unread = {one.dataset.name for one in prepared if not enough(store, one, limits[one.dataset.name])}
+    unread = {one.dataset.name for one in prepared if not enough(known, one, limits[one.dataset.name])}
     for one in prepared:
         if one.dataset.name in unread:
             check_template(one, template())
+    store = Store.create(output, target.spec)
+    for one in prepared:
+        store.begin_dataset(one.spec)
     caps = {
         name: DatasetSettings(max_samples=one.max_prompts, max_tokens=one.max_tokens)
         for name, one in limits.items()
@@ -122,7 +128,7 @@ def _enqueue(
             else:
                 say(f"{name}: {count(store.reading_state(name).count)} tokenized, skipped")
     nothing = [name for name in limits if not store.reading_state(name).count]
-    queue.feed(store)
+    queue.feed(store, settings)
     queue.say_who_listens([one.lane for one in prepared], settings)
     return store, nothing
 
@@ -178,63 +184,6 @@ def _reads(manifest: Manifest, datasets: Sequence[Dataset]) -> str:
     if manifest.bundled:
         return f"no manifest named and no datasets.toml here: taking the bundled prompts ({names})"
     return f"manifest {manifest.path}: {names}"
-
-
-def _settings(output: Path) -> RunSettings | None:
-    try:
-        return read_settings(output)
-    except FileNotFoundError:  # killed between the run's first two files
-        return None
-
-
-def _asked(flags: dict[str, Any], said: dict[str, Any]) -> "Asked":
-    from producer.captures import check_capture
-    from producer.target import Asked
-
-    check_capture(flags["capture"])
-    names = (
-        "model",
-        "capture",
-        "short_max_tokens",
-        "long_max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-    )
-    return Asked(
-        **{name: said.get(name) for name in names},
-        states=StatesMode(said["states"]) if "states" in said else None,
-        trust_remote_code=flags["trust_remote_code"],
-    )
-
-
-def _new_settings(
-    said: dict[str, Any],
-    flags: dict[str, Any],
-    before: RunSettings | None,
-    target: "Target",
-    urls: tuple[str, ...],
-    capture_urls: tuple[str, ...],
-) -> RunSettings:
-    kept = before.concurrency if before else {}
-    lanes = ("short", "long", "capture")
-    limits = {
-        lane: said.get(f"{lane}_concurrency") or kept.get(lane) or flags[f"{lane}_concurrency"]
-        for lane in lanes
-    }
-    return RunSettings(
-        server_urls=urls,
-        capture_urls=capture_urls,
-        concurrency=limits,
-        max_input_tokens=target.max_input_tokens,
-        states=target.spec.states,
-        capture=target.spec.capture,
-        allow_quantized_kv=bool(
-            said.get("allow_quantized_kv", before.allow_quantized_kv if before else False)
-        ),
-        datasets=before.datasets if before else {},
-    )
 
 
 def _say_servers(servers: "Servers") -> None:

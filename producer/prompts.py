@@ -14,7 +14,7 @@ import numpy as np
 from producer.forms import Dropped, Given, Reason, Shape, Talk, parse
 from producer.occurrences import Occurrences
 from producer.sources import Row
-from producer.spans import message_ends, one_turn_spans, prompt_spans
+from producer.spans import message_ends, one_turn_spans, prompt_spans, tokens_before
 from producer.template import Template, TemplateRefusedError
 from storage.sample import Kind, Prompt, Span
 from storage.tokens import Tokens, as_tokens
@@ -163,9 +163,12 @@ def _encoded(
     if longer:
         encoded = template.encode([text for _, _, text in longer], positions=True)
         for index, (i, talk, text) in enumerate(longer):
+            ends = [
+                None if end is None else tokens_before(template, encoded, index, text, end)
+                for end in message_ends(template, talk.messages, text)
+            ]
             ids = encoded.ids[index]
-            ends = message_ends(template, talk.messages, text)
-            yield i, (ids, prompt_spans(talk.messages, ends, encoded, index, len(ids)))
+            yield i, (ids, prompt_spans(talk.messages, ends, len(ids)))
 
 
 def _rendered(talk: Talk, template: Template) -> str | Dropped:

@@ -46,17 +46,20 @@ class Queue:
         claim(self._redis, store.run, store.path)
         publish_view(self._redis, RunView(run=store.run, settings=settings, output_dir=str(store.path)))
 
-    def feed(self, store: "Store") -> None:
-        """Put the first window out, unless a sink feeds already, and say which."""
+    def feed(self, store: "Store", settings: RunSettings) -> None:
+        """Put the first window out, unless a sink feeds already, and say what is left to do."""
         from workers.feeding import feed_first_window
 
         window = feed_first_window(self._config, store)
-        if window.holder is not None:
-            say(f"{window.holder} feeds the lanes")
-        elif window.finished:
-            say("nothing is left to do: every wanted prompt has its outcome in the store")
+        total, done, failed, left = _counts(store, settings)
+        stored = f"{count(done)} of {count(total)} samples are in the store"
+        stored += f", {count(failed)} are dead letters" if failed else ""
+        if not left:
+            say(f"nothing is left to do: {stored}")
+        elif window.holder is not None:
+            say(f"{stored}, {count(left)} to go; {window.holder} feeds the lanes")
         else:
-            say(f"{count(window.waiting)} calls are out and not stored yet")
+            say(f"{stored}, {count(left)} to go; {count(window.waiting)} calls are out")
 
     @contextmanager
     def feeding(self, store: "Store") -> Iterator[None]:
@@ -96,3 +99,23 @@ class Queue:
             say(f"nobody listens on {', '.join(missing)}: start workers with `producer up`")
         if not listening.sink_nodes:
             say("no sink is up, so nothing will be stored: start one with `producer up`")
+
+
+def _counts(store: "Store", settings: RunSettings) -> tuple[int, int, int, int]:
+    """Samples wanted, stored, dead, and to go."""
+    from storage.index import Index, wanted
+
+    capture = settings.capture if settings.states is not StatesMode.OFF else None
+    index = Index(store, capture.name if capture else None)
+    index.refresh()
+    plans = [
+        wanted(index.dataset(name), caps, settings.states)
+        for name, caps in settings.datasets.items()
+        if name in index.datasets
+    ]
+    return (
+        sum(plan.total for plan in plans),
+        sum(plan.done for plan in plans),
+        sum(plan.failed for plan in plans),
+        sum(len(plan.missing) for plan in plans),
+    )

@@ -37,13 +37,13 @@ class Stored:
     """Whether the source was read to its end."""
 
 
-def enough(store: Store, prepared: Prepared, limits: Limits) -> bool:
+def enough(store: Store | None, prepared: Prepared, limits: Limits) -> bool:
     """Whether the store already holds all prompts that these limits ask of the dataset.
 
-    False for one that is not in the store yet.
+    False for one that is not in the store yet, and where there is no store.
     """
     name = prepared.dataset.name
-    if store.dataset_spec(name) is None:
+    if store is None or store.dataset_spec(name) is None:
         return False
     state = store.reading_state(name)
     if state.complete or (limits.max_prompts is not None and state.count >= limits.max_prompts):

@@ -55,23 +55,32 @@ def message_ends(template: Template, messages: list[dict[str, Any]], text: str) 
     return ends
 
 
-def prompt_spans(
-    messages: list[dict[str, Any]], ends: list[int | None], encoded: Encoded, index: int, total: int
-) -> tuple[Span, ...]:
-    """The spans of text number `index` of the batch, `total` tokens long: gap-free and in order."""
+def tokens_before(template: Template, encoded: Encoded, index: int, text: str, char: int) -> int | None:
+    """How many tokens of `text`, number `index` of the batch, come before this character.
+
+    A tokenizer written in Python gives no positions: there the beginning is encoded by itself, and
+    counts if its ids are the first ones of the whole. None when it cannot be told.
+    """
+    if encoded.encodings is not None:
+        return len(encoded.ids[index]) if char == len(text) else encoded.token_at(index, char)
+    beginning = template.encode([text[:char]]).ids[0]
+    return len(beginning) if encoded.ids[index][: len(beginning)] == beginning else None
+
+
+def prompt_spans(messages: list[dict[str, Any]], ends: list[int | None], total: int) -> tuple[Span, ...]:
+    """The spans of a prompt of `total` tokens: gap-free and in order.
+
+    `ends` says of each message how many tokens come before its end, None where nobody knows.
+    """
     spans: list[Span] = []
     start, first = 0, 0
     for turn, end in enumerate(ends):
-        token = None if end is None else encoded.token_at(index, end)
-        if end is not None and token is None and turn == len(ends) - 1:
-            token = total if encoded.encodings is not None else None
-        if token is None or token < start:
+        if end is None or end < start:
             continue
-        if token > start:
+        if end > start:
             kind = KINDS[messages[turn]["role"]] if first == turn else Kind.UNKNOWN
-            spans.append(Span(start=start, end=token, turn=first, kind=kind))
-        start, first = token, turn + 1
+            spans.append(Span(start=start, end=end, turn=first, kind=kind))
+        start, first = end, turn + 1
     if start < total:
-        turn = first if first < len(messages) else len(messages)
-        spans.append(Span(start=start, end=total, turn=turn, kind=Kind.UNKNOWN))
+        spans.append(Span(start=start, end=total, turn=first, kind=Kind.UNKNOWN))
     return tuple(spans)

@@ -112,7 +112,7 @@ def enqueue(folder: Path, url: str, model: Path, prepared: Prepared, count: int)
     began = time.perf_counter()
     with queue.feeding(store):
         read_into(store, prepared, template, limits, progress=lambda batch: queue.wake())
-    queue.feed(store)
+    queue.feed(store, settings)
     return time.perf_counter() - began
 
 

@@ -66,6 +66,7 @@ def test_a_first_enqueue_stores_prompts_and_queues_them(
     assert ended.status == 0, ended.err
     assert "B1: skipped b1.jsonl line 31: json.broken" in ended.err
     assert "33 new prompts" in ended.err
+    assert "0 of 35 samples are in the store, 35 to go; 35 calls are out" in ended.err
     assert "nobody listens on capture, long, short" in ended.err
     with redis.Redis.from_url(redis_url) as client:
         assert (client.llen("short"), client.llen("long")) == (33, 2)
@@ -203,6 +204,7 @@ def test_an_empty_file(enqueue: Enqueue) -> None:
 def test_rows_without_a_known_column(enqueue: Enqueue) -> None:
     source = write_lines(Path("b1.jsonl"), [{"body": "hi", "n": 1}])
     refused(enqueue("--manifest", source), 2, "which has: `body`, `n`", "column =")
+    assert not Path("out").exists()
 
 
 def test_one_row_without_the_column_is_dropped_and_the_rest_goes_on(enqueue: Enqueue) -> None:

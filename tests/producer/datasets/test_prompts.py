@@ -15,7 +15,7 @@ from producer.template import Template, find_model
 from storage.errors import UnavailableError, UnsuitableError
 from storage.sample import Kind, Prompt
 from storage.tokens import as_tokens, prompt_id
-from tests.producer.datasets.small import write_model
+from tests.producer.datasets.small import CHAT_TEMPLATE, write_model
 
 TEXT = Shape(form=Form.TEXT, column="prompt")
 TALK = Shape(form=Form.MESSAGES, column="messages")
@@ -213,16 +213,59 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         find_model(str(tmp_path))
 
 
-def test_a_tokenizer_with_its_own_code_asks_for_the_flag(tmp_path: Path, model: Path) -> None:
-    for file in model.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+OWN_CODE = """
+from transformers import PreTrainedTokenizer
+
+
+class OwnTokenizer(PreTrainedTokenizer):
+    vocab_size = property(lambda self: 256)
+
+    def get_vocab(self):
+        return {chr(n): n for n in range(256)} | self.added_tokens_encoder
+
+    def _tokenize(self, text):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return ord(token)
+
+    def _convert_id_to_token(self, index):
+        return chr(index)
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path: Path) -> Path:
+    """A tokenizer in Python, as some models bring one: a token is a character."""
+    config = {
+        "tokenizer_class": "OwnTokenizer",
+        "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]},
+        "chat_template": CHAT_TEMPLATE,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "own.py").write_text("class OwnTokenizer: pass\n")
+    (tmp_path / "own.py").write_text(OWN_CODE)
+    return tmp_path
+
+
+def test_a_tokenizer_with_its_own_code_asks_for_the_flag(own_code: Path) -> None:
     with pytest.raises(UnsuitableError) as raised:
-        Template(find_model(str(tmp_path)))
+        Template(find_model(str(own_code)))
     assert "--trust-remote-code" in (raised.value.hint or "")
+
+
+def test_a_tokenizer_written_in_python_gives_the_same_spans(own_code: Path) -> None:
+    template = Template(find_model(str(own_code)), trust_remote_code=True)
+    pieces = ["<s><|system|>\nbe<|end|>\n", "<|user|>\ndog<|end|>\n", "<|assistant|>\nlazy<|end|>\n"]
+    pieces += ["<|user|>\nfox<|end|>\n", "<|assistant|>\n"]
+    talk = [{"role": "system", "content": "be"}, user("dog"), assistant("lazy"), user("fox")]
+    (prompt,) = prompts(template, TALK, {"messages": talk})
+    assert prompt.tokens.tolist() == [ord(letter) for letter in "".join(pieces)]
+    ends = [sum(len(piece) for piece in pieces[: n + 1]) for n in range(5)]
+    wanted = [Kind.SYSTEM, Kind.USER, Kind.KEPT, Kind.USER, Kind.UNKNOWN]
+    assert kinds(prompt) == [
+        (start, end, turn, kind)
+        for turn, (start, end, kind) in enumerate(zip([0, *ends], ends, wanted, strict=False))
+    ]
 
 
 def test_digests_change_with_what_they_are_of(tmp_path: Path, model: Path) -> None:
