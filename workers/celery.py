@@ -35,6 +35,14 @@ class EyasApp(Celery):  # type: ignore[misc]
         return Lease(self.redis, self.timing.renew_s)
 
     @cached_property
+    def carried(self) -> Any:
+        """What a lane process holds, over all its connections."""
+        from workers.carrying import Carried
+        from workers.consuming import names
+
+        return Carried(self.lane.flight, names)
+
+    @cached_property
     def Worker(self) -> Any:  # noqa: N802
         """The worker program, which Celery asks its app for."""
         return self.subclass_with_self("workers.worker:Worker")

@@ -13,6 +13,7 @@ from celery import bootsteps
 from celery.worker import state
 from celery.worker.consumer import Consumer as CeleryConsumer
 from kombu.transport.virtual import Empty
+from redis import RedisError
 
 from workers.flight import Arrival
 from workers.garbage import set_aside
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 class Consumer(CeleryConsumer):  # type: ignore[misc]
     """Celery's consumer, which nothing in a queue can stop and no duplicate runs twice."""
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """The connection is lost: keep what is running, before Celery closes it."""
+        if self.app.lane is not None and self.task_consumer is not None:
+            self.app.lease.keep(self.app.carried.take(self.task_consumer.channel.qos))
+        super().on_connection_error_after_connected(exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         """What Celery calls with each message of a queue."""
@@ -54,7 +61,7 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
         self._set_aside(message, repr(exc))
         lane: Lane | None = self.app.lane
         if lane is not None:
-            lane.flight.finish(*_names(message), published=True)
+            lane.flight.finish(*names(message), published=True)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """A body in a format that is not accepted, or damaged."""
@@ -62,14 +69,11 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
 
     def _admit(self, lane: Lane, message: Any) -> bool:
         """Whether to run it now; otherwise it is settled, or will be."""
-        key, publication = _names(message)
+        key, publication = names(message)
 
         def settle(published: bool) -> None:
             # Called by a task's thread; the connection belongs to Celery's.
-            if published:
-                self.call_soon(message.ack_log_error, logger, self.connection_errors)
-            else:
-                self.call_soon(message.reject_log_error, logger, self.connection_errors, True)
+            self.call_soon(self.settle, message, published)
 
         # What is not among Celery's requests has ended without its task, as by `celery revoke`.
         if key not in state.requests:
@@ -88,6 +92,15 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
             case Arrival.WAITS:
                 pass
         return False
+
+    def settle(self, message: Any, done: bool) -> None:
+        """Acknowledge a message, or give it back."""
+        if message.acknowledged:
+            return
+        if done:
+            message.ack_log_error(logger, self.connection_errors)
+        else:
+            message.reject_log_error(logger, self.connection_errors, requeue=True)
 
     def _set_aside(self, message: Any, why: str) -> None:
         body = message.body
@@ -110,11 +123,19 @@ class AdmissionStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """A connection is there: the first, or another after a loss."""
         channel = consumer.task_consumer.channel
         channel.handlers["BRPOP"] = _surviving(channel, consumer.app)
-        consumer.app.lease.watch(channel.qos)
         lane: Lane | None = consumer.app.lane
         if lane is None:
+            consumer.app.lease.watch(channel.qos)
             return
         qos = channel.qos
+        carried = consumer.app.carried
+        if count := carried.hand_over(channel):
+            logger.info("lane.reconnected carried=%d", count)
+        consumer.app.lease.watch(qos)
+        # Ends with the connection, like every timer begun while connecting.
+        consumer.timer.call_repeatedly(
+            consumer.app.timing.renew_s, carried.settle_forgotten, (qos, consumer.settle)
+        )
         within_prefetch = qos.can_consume
 
         def can_consume() -> bool:
@@ -133,7 +154,7 @@ def _nothing() -> None:
     """Wakes Celery's loop, which then asks `can_consume`."""
 
 
-def _names(message: Any) -> tuple[str, str]:
+def names(message: Any) -> tuple[str, str]:
     """What the message asks for, and which publication of it this is."""
     key = str(message.headers["id"])
     return key, str(message.properties.get("correlation_id") or message.delivery_tag)
@@ -159,7 +180,8 @@ def _why_garbage(message: Any, known: Any) -> str | None:
 def _surviving(channel: Any, app: Any) -> Callable[..., Any]:
     """Kombu's reader of a reply, which loses what is no JSON and logs a traceback each time."""
     read = channel.handlers["BRPOP"]
-    errors = (*channel.connection_errors, Empty)
+    # Not kombu's own list of connection errors, which has `KeyError` in it.
+    errors = (RedisError, OSError, Empty)
 
     def read_or_set_aside(**options: Any) -> Any:
         client, seen = channel.client, []

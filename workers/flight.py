@@ -54,6 +54,16 @@ class Flight:
             waiting.append(settle)
             return Arrival.WAITS
 
+    def flies(self, key: str) -> bool:
+        """Whether the order is being worked on."""
+        with self._lock:
+            return key in self._flying
+
+    def has_done(self, publication: str) -> bool:
+        """Whether its result was published, as far as is remembered."""
+        with self._lock:
+            return publication in self._done
+
     def finish(self, key: str, publication: str, *, published: bool) -> int:
         """End a first delivery and settle those that waited for it; how many these were."""
         with self._lock:

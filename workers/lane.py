@@ -42,8 +42,9 @@ from workers.suitability import needs_of
 
 logger = logging.getLogger(__name__)
 
-FULL_S = 2.0
-"""How long nothing is taken after the spool was full, before its room is looked at again."""
+PAUSE_S = 2.0
+"""How long nothing is taken after this machine failed an order, a full spool for one."""
+LONGEST_PAUSE_S = 30.0
 
 
 class Lane:
@@ -72,7 +73,9 @@ class Lane:
         )
         self._spool = Spool(config.spool_dir, config.node, config.spool_max_bytes)
         self._client, self._servers, self._decoders = self.loop.run(self._open())
-        self._full_until = 0.0
+        self._paused_until = 0.0
+        self._paused_why = ""
+        self._pauses = 0
         self._said = ("waiting", "has not looked for its run yet")
         self._closed = threading.Event()
         self._on_room: Callable[[], object] = lambda: None
@@ -101,16 +104,25 @@ class Lane:
         )
         return self.loop.run(self._servers.call(url, execute(order, url, context)))
 
-    def spool_full(self, why: str) -> None:
-        """Take nothing until the spool has room again."""
-        if time.monotonic() >= self._full_until:
-            logger.warning("lane.spool_full why=%r", why)
-        self._full_until = time.monotonic() + FULL_S
+    def pause(self, why: str) -> None:
+        """Take nothing for a while, and on until the spool has room.
+
+        A while is twice as long each time, until an order succeeds: it may be the spool of
+        another machine that is full, which only the next order can tell.
+        """
+        with self._counting:
+            if not self._paused:
+                self._pauses += 1
+                pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._pauses - 1))
+                self._paused_until = time.monotonic() + pause_s
+            self._paused_why = why
 
     def count(self, what: str, more: int = 1) -> None:
         """Add to a counter of the snapshot."""
         with self._counting:
             self._counts[what] += more
+            if what == "done":
+                self._pauses = 0
 
     def set_aside(self, body: bytes, why: str) -> None:
         """Keep what is no order of ours for a person to look at."""
@@ -160,7 +172,11 @@ class Lane:
         self._redis.hsetnx(FACTS, facts.facts_id, json.dumps(facts.to_json()))
 
     def _healthy(self) -> tuple[str, ...]:
-        return () if time.monotonic() < self._full_until else self._servers.healthy()
+        return () if self._paused else self._servers.healthy()
+
+    @property
+    def _paused(self) -> bool:
+        return time.monotonic() < self._paused_until
 
     def _urls(self) -> tuple[str, ...]:
         view = self.view
@@ -192,8 +208,12 @@ class Lane:
         if view is not None:
             needs = needs_of(view.run.spec, view.settings, captures=self._captures)
             self._servers.want(self._urls(), needs)
-        if time.monotonic() >= self._full_until > 0.0 and self._spool.used_bytes() >= self._spool.max_bytes:
-            self._full_until = time.monotonic() + FULL_S
+        # Another order would find the spool as full as the last one did.
+        if self._paused_why and not self._paused:
+            if self._spool.used_bytes() >= self._spool.max_bytes:
+                self._paused_until = time.monotonic() + PAUSE_S
+            else:
+                self._paused_why = ""
 
     def _renew(self) -> None:
         urls, view = self._urls(), self.view
@@ -227,8 +247,8 @@ class Lane:
             said = ("waiting", f"another process is called `{self.name}`: name one otherwise with `-n`")
         elif self.view is None:
             said = ("waiting", "there is no run yet: `producer enqueue` begins one")
-        elif time.monotonic() < self._full_until:
-            said = ("paused", f"the spool `{self._spool.folder}` is full: a sink on this node empties it")
+        elif self._paused:
+            said = ("paused", self._paused_why)
         elif limit == 0:
             said = ("paused", f"the lane `{self.lane}` has a limit of 0")
         elif not healthy:

@@ -26,14 +26,19 @@ class Lease:
         self._redis = redis
         self._renew_s = renew_s
         self._qos: Any = None
+        self._carried: Sequence[str] = ()
         self._thread: threading.Thread | None = None
 
     def watch(self, qos: Any) -> None:
         """Renew what this kombu `QoS` holds from now on; a reconnect brings another."""
-        self._qos = qos
+        self._qos, self._carried = qos, ()
         if self._thread is None:
             self._thread = threading.Thread(target=self._renew_on, name="lease", daemon=True)
             self._thread.start()
+
+    def keep(self, tags: Sequence[str]) -> None:
+        """Renew these too until the next `watch`: their connection is lost, their orders run."""
+        self._carried = tags
 
     def held(self) -> Sequence[str]:
         """Delivery tags of the messages that are neither acknowledged nor given back."""
@@ -43,7 +48,7 @@ class Lease:
         while True:
             try:
                 dirty = set(qos._dirty)
-                return [tag for tag in list(qos._delivered) if tag not in dirty]
+                return [*self._carried, *(tag for tag in list(qos._delivered) if tag not in dirty)]
             except RuntimeError:
                 # Changed by Celery's thread while it was copied.
                 continue

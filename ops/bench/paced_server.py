@@ -35,7 +35,7 @@ class PacedServer:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.failing: str | None = None
-        """None; `503`; or `drop`: the connection is closed without a word."""
+        """None; `503`; `drop`: the connection is closed without a word; `calls`: 401, but not to a probe."""
         self.in_flight = self.peak = self.ended = self.left = 0
         self.started: Counter[str] = Counter()
         """Calls begun per prompt, by its first ids."""
@@ -61,6 +61,8 @@ class PacedServer:
             return web.Response()
         if body["input_ids"] == [1, 2]:
             return web.json_response(_reply(body, 1, 0.0))
+        if self.failing == "calls":
+            return web.json_response({"error": {"message": "not you"}}, status=401)
         self._count(+1)
         self.started[",".join(map(str, body["input_ids"][:4]))] += 1
         try:
@@ -140,7 +142,7 @@ def main() -> None:
         )
 
     async def well(request: web.Request) -> web.Response:
-        return web.Response(status=503 if server.failing else 200)
+        return web.Response(status=503 if server.failing in ("503", "drop") else 200)
 
     async def serve() -> None:
         app = web.Application(client_max_size=1 << 28)

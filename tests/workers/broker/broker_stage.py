@@ -3,6 +3,7 @@
 Processes lead their own groups, so that killing one kills what it started and nothing else.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import redis
 
 from storage.run import Run, RunSpec, Sampling, StatesMode
@@ -31,11 +33,11 @@ from workers.runs import RunView, publish_view
 ROOT = Path(__file__).parents[3]
 RUN = "0123456789abcdef" * 2
 TIMING = {
-    "visibility_s": 4,
-    "renew_s": 1,
-    "sweep_s": 1,
-    "pulse_s": 0.3,
-    "slots_s": 5,
+    "visibility_s": 2,
+    "renew_s": 0.4,
+    "sweep_s": 0.5,
+    "pulse_s": 0.2,
+    "slots_s": 3,
     "drain_s": 1,
     "exit_s": 4,
 }
@@ -190,6 +192,32 @@ class Stage:
     def publish(self, orders: list[Any]) -> None:
         publish_many(self.app, orders)
 
+    def send(
+        self,
+        arguments: tuple[Any, ...],
+        *,
+        task: str = "generate.short",
+        task_id: str,
+        queue: str = "short",
+        **envelope: str,
+    ) -> None:
+        """A task message as anybody might write one."""
+        body = base64.b64encode(msgpack.packb((list(arguments), {}, {}))).decode()
+        content = {
+            "body": body,
+            "content-type": envelope.get("content_type", "application/x-msgpack"),
+            "content-encoding": envelope.get("content_encoding", "binary"),
+            "headers": {"lang": "py", "task": task, "id": task_id, "argsrepr": "", "kwargsrepr": ""},
+            "properties": {
+                "correlation_id": task_id,
+                "delivery_info": {"exchange": "", "routing_key": queue},
+                "delivery_tag": task_id,
+                "body_encoding": "base64",
+                "priority": 0,
+            },
+        }
+        self.redis.lpush(queue, json.dumps(content))
+
     def snapshot(self, name: str = "short") -> dict[str, Any] | None:
         data = self.redis.get(f"eyas:process:{name}@test")
         return json.loads(data) if data else None
@@ -220,10 +248,6 @@ SPEC = RunSpec(
 
 def body_of(raw: bytes) -> bytes:
     """The one argument of a task message as it lies in Redis."""
-    import base64
-
-    import msgpack
-
     body: bytes = msgpack.unpackb(base64.b64decode(json.loads(raw)["body"]))[0][0]
     return body
 

@@ -1,0 +1,111 @@
+"""Redis killed while calls end: their results are published when it is back, each once."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from broker_stage import Stage, staged, until
+
+from producer.redis_server import find_redis, free_port, redis_arguments
+from workers.messages import Responded
+
+
+class OwnRedis:
+    """A Redis that a test may kill and start again, with its data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.arguments = redis_arguments(find_redis(), folder=folder, port=self.port, password=None)
+        # Every write reaches the disk, so that what is compared is what Eyas does.
+        self.arguments += ["--appendfsync", "always"]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        with redis.Redis(port=self.port) as client:
+            until(lambda: _answers(client), "Redis answers")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    (tmp_path / "redis").mkdir()
+    own = OwnRedis(tmp_path / "redis")
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def own_stage(tmp_path: Path, own_redis: OwnRedis) -> Iterator[Stage]:
+    with staged(tmp_path, f"redis://127.0.0.1:{own_redis.port}/0") as stage:
+        yield stage
+
+
+def test_results_of_calls_that_end_while_redis_is_away_are_all_published_once(
+    own_stage: Stage, own_redis: OwnRedis
+) -> None:
+    stage = own_stage
+    stage.timing["visibility_s"] = 30
+    server = stage.server(seconds=60)
+    stage.settings(server_urls=(server.url,), concurrency={"short": 20})
+    orders = stage.orders(30)
+    stage.publish(orders)
+    worker = stage.worker()
+    until(lambda: server.stats()["in_flight"] == 20, "twenty run, ten wait")
+    own_redis.kill()
+    server.set(release=True, seconds=0.05)
+    until(lambda: server.stats()["ended"] == 20, "all calls have ended")
+    until(lambda: "publish.waiting" in worker.text(), "their results wait")
+    own_redis.start()
+    until(lambda: stage.waiting("sink") == 30, "every result is there")
+    until(lambda: not stage.unacked() and not stage.waiting(), "and every order acknowledged", within_s=20)
+    assert {r.response.id for r in stage.results() if isinstance(r, Responded)} == {o.id for o in orders}
+    assert stage.waiting("sink") == 30
+    assert server.stats()["started"] == 30
+
+
+def test_a_process_told_to_end_while_redis_is_away_is_gone_in_seconds(
+    own_stage: Stage, own_redis: OwnRedis
+) -> None:
+    stage = own_stage
+    server = stage.server(seconds=60)
+    stage.settings(server_urls=(server.url,))
+    stage.publish(stage.orders(10))
+    worker = stage.worker()
+    until(lambda: server.stats()["in_flight"] == 10, "all run")
+    own_redis.kill()
+    server.set(release=True)
+    until(lambda: "publish.waiting" in worker.text(), "their results wait")
+    worker.signal(15)
+    until(worker.ended, "it ends", within_s=stage.timing["drain_s"] + 2 * stage.timing["exit_s"] + 3)
+    own_redis.start()
+    stage.worker(name="next")
+    server.set(seconds=0.05)
+    until(lambda: stage.waiting("sink") >= 10 and not stage.unacked(), "another does what it held")
+
+
+@pytest.mark.slow
+def test_a_worker_started_before_redis_waits_for_it(own_stage: Stage, own_redis: OwnRedis) -> None:
+    stage = own_stage
+    server = stage.server(seconds=0.05)
+    stage.settings(server_urls=(server.url,))
+    stage.publish(stage.orders(3))
+    own_redis.kill()
+    worker = stage.worker()
+    until(lambda: "Cannot connect" in worker.text(), "it says that Redis is away")
+    own_redis.start()
+    until(lambda: stage.waiting("sink") == 3, "and works when it is there")
