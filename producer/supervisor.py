@@ -8,7 +8,6 @@ everything. SIGUSR1: the plan has more services, start them.
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,9 +17,10 @@ from shutil import rmtree
 from socket import gethostname
 from types import FrameType
 
+from producer.children import Child, ended, how_it_ended, start
 from producer.processes import MARK, identity, is_alive, kill_group, marked, send
 from producer.ready import is_ready
-from producer.up_state import Plan, Service, ServiceReport, StateFolder, UpState
+from producer.up_state import Plan, ServiceReport, StateFolder, UpState
 
 TICK_S = 0.25
 """Between two looks at what is not ready yet."""
@@ -34,25 +34,6 @@ READY_WITHIN_S = 120.0
 """After this a service that is not ready has failed to start."""
 GRACE_S = (25.0, 10.0, 15.0)
 """For each stage of stopping, what SIGTERM gets before SIGKILL: lanes and sink, engine, Redis."""
-LOG_BYTES = 20_000_000
-"""A log past this is set aside as `.1` when its service starts."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Child:
-    """One service as it runs now."""
-
-    service: Service
-    report: ServiceReport
-    process: "subprocess.Popen[bytes] | None" = None
-    started_at: float = 0.0
-    """Of this process, monotonic seconds."""
-    start_at: float = 0.0
-    """Not to be started before."""
-    deaths: int = 0
-    """In a row, each soon after its start."""
-    was_ready: bool = False
-    """Ever: a service that was ready once is restarted for ever, one that never was has failed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +79,9 @@ class Supervisor:
         def wake(number: int, frame: FrameType | None) -> None:
             pass
 
-        self.wakes, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wakes, writing = os.pipe()
+        os.set_blocking(self.wakes, False)
+        os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -133,34 +116,14 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
-        log = self.folder.log(child.service.name)
-        with suppress(FileNotFoundError):
-            if log.stat().st_size > LOG_BYTES:
-                log.replace(log.with_suffix(".log.1"))
-        environment = {
-            **os.environ,
-            **child.service.environment,
-            MARK: self.state.token,
-            "PYTHONUNBUFFERED": "1",
-        }
-        with log.open("ab", buffering=0) as output:
-            log.chmod(0o600)
-            child.started_at = time.monotonic()
-            # its own session: signals meant for the supervisor's group pass it by, and its group's id is
-            # its pid, which is how what it leaves behind is found
-            try:
-                child.process = subprocess.Popen(
-                    child.service.arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=self.folder.path,
-                    start_new_session=True,
-                )
-            except OSError as error:  # no memory, no process left, no such program
-                self._died(child, 1, f"could not be started: {error}")
-                return
+        name = child.service.name
+        environment = {**os.environ, MARK: self.state.token, "PYTHONUNBUFFERED": "1"}
+        child.started_at = time.monotonic()
+        try:
+            child.process = start(child.service, environment, self.folder.path, self.folder.log(name))
+        except OSError as error:  # no memory, no process left, no such program, a full disk
+            self._died(child, 1, f"could not be started: {error}")
+            return
         report = child.report
         report.pid = child.process.pid
         found = identity(child.process.pid)
@@ -168,11 +131,11 @@ class Supervisor:
         report.state = "restarting" if child.was_ready else "starting"
         report.ready_s = None
         self._write()
-        _log("started", service=child.service.name, pid=child.process.pid, restarts=report.restarts)
+        _log("started", service=name, pid=child.process.pid, restarts=report.restarts)
 
     def _reap(self) -> None:
         for child in self.children.values():
-            if child.process is not None and (status := _ended(child.process)) is not None:
+            if child.process is not None and (status := ended(child.process)) is not None:
                 child.process = None
                 self._died(child, status)
 
@@ -181,7 +144,7 @@ class Supervisor:
         if report.state == "failed":
             return
         lived_s = time.monotonic() - child.started_at
-        report.said = said or _how_it_ended(status)
+        report.said = said or how_it_ended(status)
         _log("died", service=child.service.name, how=report.said, lived_s=round(lived_s, 1))
         if not child.was_ready and status >= 0:
             self._failed(child, f"{report.said} before it was ready")
@@ -236,11 +199,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         waiting = any(c.process is None or c.report.state != "ready" for c in self.children.values())
-        readable, _, _ = select.select([self.wakes], [], [], TICK_S if waiting else 1.0)
-        if readable:
-            with suppress(BlockingIOError):
-                while os.read(self.wakes, 512):
-                    pass
+        self._sleep(TICK_S if waiting else 1.0)
 
     def _owner_is_gone(self) -> bool:
         return self.plan.owner is not None and not is_alive(self.plan.owner)
@@ -277,17 +236,18 @@ class Supervisor:
                 send(child.process.pid, signal.SIGTERM)
         while any(child.process is not None for child in children):
             for child in children:
-                if child.process is not None and _ended(child.process) is not None:
+                if child.process is not None and ended(child.process) is not None:
                     child.process = None
                     child.report.state = "stopped"
                     self._write()
                 elif child.process is not None and time.monotonic() > deadline:
                     _log("killed", service=child.service.name, grace_s=grace_s)
                     kill_group(child.process.pid)
-            self._wait_for_death()
+            self._sleep(0.05)
 
-    def _wait_for_death(self) -> None:
-        select.select([self.wakes], [], [], 0.05)
+    def _sleep(self, longest_s: float) -> None:
+        """Until a signal comes, or so long."""
+        select.select([self.wakes], [], [], longest_s)
         with suppress(BlockingIOError):
             while os.read(self.wakes, 512):
                 pass
@@ -298,27 +258,6 @@ class Supervisor:
         except OSError as error:
             # a full disk must not end what keeps everything running; the next change tries again
             _log("state not written", error=error)
-
-
-def _ended(process: "subprocess.Popen[bytes]") -> int | None:
-    """How the process ended, or None while it runs.
-
-    What it started and left behind in its group is killed before it is reaped: until then its pid, and
-    so the group's id, cannot belong to anybody else.
-    """
-    if hasattr(os, "waitid"):
-        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
-        kill_group(process.pid)
-        return process.wait()
-    status = process.poll()
-    if status is not None:
-        kill_group(process.pid)
-    return status
-
-
-def _how_it_ended(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _log(event: str, **facts: object) -> None:
