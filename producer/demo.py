@@ -113,6 +113,8 @@ def _enqueue(state: UpState, store: Path, samples: int) -> list[str]:
     assert state.engine_url is not None
     return [
         *("enqueue", "--server-url", state.engine_url, "--output-dir", str(store)),
+        # following is ours to do: Ctrl-C ends the demo, and does not detach from it
+        "--no-watch",
         *("--max-samples", str(samples), "--short-max-tokens", "256", "--long-max-tokens", "256"),
     ]
 
