@@ -7,13 +7,10 @@ said in the snapshot and tried again.
 
 import contextlib
 import logging
-import os
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +21,14 @@ from storage.run import CaptureSpec
 from storage.spool import Spool
 from storage.store import Store
 from workers.batching import Batcher, Held
-from workers.board import ProcessSnapshot, forget_process, write_process
+from workers.board import forget_process, write_process
 from workers.config import Config
 from workers.feeding import feed_while_free
 from workers.garbage import KEPT, set_aside
 from workers.messages import Message
-from workers.queues import SINK
-from workers.runs import Carried, claim_if_absent, read_carried, read_view
-from workers.sink import Sink, StoppedError, Tally
+from workers.runs import claim_if_absent, read_carried, read_view
+from workers.sink import Sink, StoppedError
+from workers.sink_status import SinkStatus
 from workers.wake import wake_feeder
 
 logger = logging.getLogger(__name__)
@@ -42,44 +39,6 @@ SWEEP_S = 600.0
 SPOOL_AGE_S = 24 * 3600.0
 """A spool file so old waits for nobody: its message has long been delivered again."""
 STAGING_AGE_S = 24 * 3600.0
-
-
-@dataclass(slots=True)
-class Totals:
-    """What this process has done since it started."""
-
-    done: int = 0
-    failed: int = 0
-    wasted: int = 0
-    tokens: int = 0
-    lost: int = 0
-    aside: int = 0
-    written_bytes: int = 0
-
-    def add(self, batch: Sequence[Held], tally: Tally) -> None:
-        """Count a committed batch."""
-        self.done += len(batch)
-        self.failed += tally.failures
-        self.wasted += tally.duplicates
-        self.tokens += tally.tokens
-        self.lost += tally.lost
-        self.written_bytes += tally.state_bytes
-
-
-@dataclass(slots=True)
-class Condition:
-    """How the process is, in words; written by its threads, read for the snapshot."""
-
-    state: str = "waiting"
-    says: str = "has not looked for its store yet"
-    since: float = field(default_factory=time.time)
-
-    def become(self, state: str, says: str = "") -> None:
-        """Log a change, once."""
-        if (state, says) != (self.state, self.says):
-            if state != self.state or says:
-                logger.info("sink.%s why=%s", state, says or "-")
-            self.state, self.says, self.since = state, says, time.time()
 
 
 class SinkProcess:
@@ -103,10 +62,8 @@ class SinkProcess:
         self._sink: Sink | None = None
         self._capture: CaptureSpec | None = None
         self._serving = False
-        self._condition = Condition()
-        self._totals = Totals()
+        self._status = SinkStatus()
         self._garbage: deque[tuple[bytes, str]] = deque(maxlen=KEPT)
-        self._started = time.time()
         self._swept = 0.0
         self.stopping = threading.Event()
         self._threads = [
@@ -146,18 +103,18 @@ class SinkProcess:
 
     def set_aside(self, body: bytes, why: str) -> None:
         """Keep what is no result for this store for a person to look at, with the next look."""
-        self._totals.aside += 1
+        self._status.aside += 1
         self._garbage.append((body, why))
 
     def pause(self, seconds: float, why: str) -> None:
         """As `sink.Host`: wait, and say why."""
-        self._condition.become("paused", why)
+        self._status.become("paused", why)
         if self.stopping.wait(seconds):
             raise StoppedError
 
     def resume(self) -> None:
         """As `sink.Host`: all is well again."""
-        self._condition.become("running")
+        self._status.become("running")
 
     # The thread that looks.
 
@@ -178,24 +135,33 @@ class SinkProcess:
         """Open the store of the run that Redis carries, or say why that cannot be."""
         carried = read_carried(self._redis)
         folder = self._config.output_dir or (Path(carried.output_dir) if carried else None)
-        if carried is not None and self._store is not None and self._store.run.id == carried.run.id:
-            self._serve()
+        store = self._store
+        if carried is None and folder is None and store is not None:
+            folder = store.path  # Redis lost its data
+        if folder is None:
+            self._wait("there is no run yet: `producer enqueue` begins one")
             return
         try:
-            if folder is None:
-                self._wait("there is no run yet: `producer enqueue` begins one")
-                return
-            if self._store is None or self._store.path != folder or self._store.run.id != _id_of(carried):
-                self._serving = False
-                self._store = store = self._open_store(folder)
-                self._sink = Sink(store=store, spool=self._spool, redis=self._redis, host=self)
-                logger.info("sink.store path=%s run=%s", folder, self._store.run.id)
+            # Opened again for as long as it is not the run's: another may have begun in that folder.
+            if store is None or store.path != folder or (carried and carried.run.id != store.run.id):
+                store = self._open(folder)
             # After Redis lost its data this is what gives it the run back.
-            claim_if_absent(self._redis, self._store.run, folder)
+            claim_if_absent(self._redis, store.run, folder)
         except EyasError as error:
             self._wait(error.message)
             return
         self._serve()
+
+    def _open(self, folder: Path) -> Store:
+        """The folder's store, the one that is open if it is that."""
+        store = self._open_store(folder)
+        if self._store is not None and (self._store.path, self._store.run) == (folder, store.run):
+            return self._store
+        self._serving = False
+        self._store = store
+        self._sink = Sink(store=store, spool=self._spool, redis=self._redis, host=self)
+        logger.info("sink.store path=%s run=%s", folder, store.run.id)
+        return store
 
     def _serve(self) -> None:
         view = read_view(self._redis)
@@ -203,11 +169,11 @@ class SinkProcess:
         self._capture = view.settings.capture if view is not None else self._store.run.spec.capture
         if not self._serving:
             self._serving = True
-            self._condition.become("running")
+            self._status.become("running")
 
     def _wait(self, why: str) -> None:
         self._serving = False
-        self._condition.become("waiting", why)
+        self._status.become("waiting", why)
 
     def _sweep(self) -> None:
         if time.monotonic() - self._swept < SWEEP_S and self._swept:
@@ -220,27 +186,12 @@ class SinkProcess:
     def _say(self) -> None:
         while self._garbage:
             set_aside(self._redis, *self._garbage.popleft())
-        store, totals = self._store, self._totals
-        snapshot = ProcessSnapshot(
+        snapshot = self._status.snapshot(
             name=self._name,
-            lane=SINK,
             node=self._config.node,
-            pid=os.getpid(),
-            at=time.time(),
-            started=self._started,
-            state=self._condition.state,
-            says=self._condition.says,
-            in_flight=len(self.batcher),
-            done=totals.done,
-            failed=totals.failed,
-            wasted=totals.wasted,
-            tokens=totals.tokens,
-            lost=totals.lost,
-            aside=totals.aside,
-            written_bytes=totals.written_bytes,
-            spool_bytes=self._spool.used_bytes(),
-            spool_max_bytes=self._config.spool_max_bytes,
-            disk_free_bytes=shutil.disk_usage(store.path).free if store is not None else None,
+            held=len(self.batcher),
+            spool=self._spool,
+            output=self._store.path if self._store is not None else None,
         )
         write_process(self._redis, snapshot)
 
@@ -258,7 +209,7 @@ class SinkProcess:
             # The edge of the thread: nothing is acknowledged, so all of it is tried again.
             except Exception as error:
                 logger.exception("sink.commit failed messages=%d", len(batch))
-                self._condition.become("paused", f"cannot commit: {error!r}")
+                self._status.become("paused", f"cannot commit: {error!r}")
                 self.stopping.wait(10 * LOOK_S)
                 for held in batch:
                     self.batcher.add(held)
@@ -275,7 +226,7 @@ class SinkProcess:
         tally = sink.commit(results, self._capture)
         self._acknowledge(batch)
         sink.free(results)
-        self._totals.add(batch, tally)
+        self._status.add(len(batch), tally)
         wake_feeder(self._redis)
         logger.info(
             "sink.committed responses=%d states=%d failures=%d duplicates=%d lost=%d mb=%.1f s=%.2f",
@@ -308,7 +259,3 @@ class SinkProcess:
 
     def _serves_still(self, store: Store) -> bool:
         return self._serving and self._store is store
-
-
-def _id_of(carried: Carried | None) -> str | None:
-    return carried.run.id if carried is not None else None
