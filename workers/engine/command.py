@@ -1,6 +1,7 @@
 """The engine's command line: options to `Settings`, then `serving.serve`."""
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Literal
 
@@ -8,56 +9,38 @@ import click
 
 from workers.config import load_config
 
+option = functools.partial(click.option, show_envvar=True)
+
 
 @click.command(context_settings={"show_default": True, "auto_envvar_prefix": "EYAS_ENGINE"})
-@click.option(
-    "--model", help="Folder of a LlamaForCausalLM, or `none` for no model at all.  [default: the bundled one]"
-)
-@click.option("--served-model-name", help="Name it answers under.  [default: the folder]")
-@click.option("--host", default="127.0.0.1", show_envvar=True)
-@click.option("--port", default=30000, show_envvar=True, help="0 takes a free one.")
-@click.option(
+@option("--model", show_default="the bundled one", help="Folder of a LlamaForCausalLM, or `none` for a hash.")
+@option("--served-model-name", show_default="the folder", help="Name it answers under.")
+@option("--host", default="127.0.0.1")
+@option("--port", default=30000, help="0 takes a free one.")
+@option(
     "--states",
     type=click.Choice(["spool", "json", "off"]),
     default="spool",
-    show_envvar=True,
     help="How hidden states are given: as the Eyas plugin does, as a stock server does, or not.",
 )
-@click.option("--aux", is_flag=True, help="JSON states are the auxiliary layers' instead of the final one.")
-@click.option("--spool-dir", type=click.Path(path_type=Path), help="EYAS_SPOOL_DIR unless given.")
-@click.option(
-    "--spool-max-gb", type=click.FloatRange(min=0, min_open=True), help="EYAS_SPOOL_MAX_GB unless given."
+@option("--aux", is_flag=True, help="JSON states are the auxiliary layers' instead of the final one.")
+@option("--spool-dir", type=click.Path(path_type=Path), show_default="EYAS_SPOOL_DIR")
+@option("--spool-max-gb", type=click.FloatRange(min=0, min_open=True), show_default="EYAS_SPOOL_MAX_GB")
+@option("--node", show_default="EYAS_NODE", help="Whose spool it is.")
+@option("--context-length", type=click.IntRange(min=16), show_default="the model's")
+@option("--slots", type=click.IntRange(min=1), default=128, help="Requests that run at once.")
+@option(
+    "--max-queued-requests", type=click.IntRange(min=0), show_default="any", help="More waiting get a 503."
 )
-@click.option("--node", help="EYAS_NODE unless given: whose spool it is.")
-@click.option(
-    "--context-length", type=click.IntRange(min=16), show_envvar=True, help="[default: the model's]"
-)
-@click.option(
-    "--slots", type=click.IntRange(min=1), default=128, show_envvar=True, help="Requests run at once."
-)
-@click.option("--max-queued-requests", type=click.IntRange(min=0), help="Refuse with 503 when more wait.")
-@click.option(
+@option(
     "--mean-tokens",
     type=click.FloatRange(min=0),
     default=64,
-    show_envvar=True,
     help="Mean length of responses, decided by the prompt; 0 lets the model go on until it stops.",
 )
-@click.option(
-    "--pace-ttft-ms",
-    type=click.FloatRange(min=0),
-    default=0,
-    show_envvar=True,
-    help="Least time to the first token.",
-)
-@click.option(
-    "--pace-tpot-ms",
-    type=click.FloatRange(min=0),
-    default=0,
-    show_envvar=True,
-    help="Least time a further token.",
-)
-@click.option("--api-key", help="Ask for this bearer token.  [default: EYAS_SERVER_API_KEY]")
+@option("--pace-ttft-ms", type=click.FloatRange(min=0), default=0, help="Least time to the first token.")
+@option("--pace-tpot-ms", type=click.FloatRange(min=0), default=0, help="Least time a further token.")
+@option("--api-key", show_default="EYAS_SERVER_API_KEY", help="Ask for this bearer token.")
 @click.option("--print-model-dir", is_flag=True, help="Say where the bundled model is, and end.")
 def command(
     model: str | None,

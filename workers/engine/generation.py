@@ -5,9 +5,10 @@ Runs on the event loop; writing states, to the spool or as JSON, happens in thre
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from aiohttp import web
@@ -25,6 +26,8 @@ from workers.engine.reply import Clock, encode, meta_info, states_json
 from workers.engine.request import Request, read_request
 from workers.engine.settings import RESERVED_TOKENS, Settings
 from workers.engine.stopping import stop_at
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True, eq=False)
@@ -107,27 +110,26 @@ class Generation:
 
     async def _reply(self, request: Request, flight: Flight, completion: Completion, clock: Clock) -> bytes:
         """The body, not before its paced time; states are written while that passes."""
-        ref, rows = None, None
+        ref, rows = None, "[]" if request.states else None
+        if completion.states is not None and not completion.aborted:
+            if request.spool is not None and self._spool is not None:
+                ref, rows = await self._spooled(self._spool, request.spool.name, completion.states), None
+            else:
+                prompt = len(flight.order.tokens)
+                rows = await self._in_thread(states_json, completion.states, prompt)
         try:
-            if completion.states is not None and not completion.aborted:
-                if request.spool is not None and self._spool is not None:
-                    ref = await self._in_thread(self._write, request.spool.name, completion.states)
-                else:
-                    prompt = len(flight.order.tokens)
-                    rows = await self._in_thread(states_json, completion.states, prompt)
             await wait_until(self._due(clock.started, len(completion.output_ids)), flight.aborted)
+            if flight.aborted.is_set():
+                self._cut(completion, clock.started)
         except BaseException:
-            if ref is not None and self._spool is not None:
-                self._spool.delete(ref)
+            self._forget(ref)
             raise
-        if flight.aborted.is_set():
-            self._cut(completion, clock.started)
         reply = self._content(request, flight.order, completion, clock)
-        if ref is not None:
+        if completion.aborted:  # nobody uses a part, so an aborted request leaves no file either
+            self._forget(ref)
+        elif ref is not None:
             reply["meta_info"]["eyas_states"] = self._announced(ref, flight.order)
-        elif request.states and rows is None:
-            rows = "[]"
-        return encode(reply, rows)
+        return encode(reply, "[]" if rows is not None and completion.aborted else rows)
 
     async def _stream(
         self, http: web.Request, request: Request, flight: Flight, completion: Completion, clock: Clock
@@ -201,14 +203,26 @@ class Generation:
             raise by_value(f"hs_indices {list(wanted)} are not from 0 to {layers}")
         return wanted
 
-    def _write(self, name: str, states: Bits) -> SpoolRef:
-        assert self._spool is not None
+    async def _spooled(self, spool: Spool, name: str, states: Bits) -> SpoolRef:
+        """The states in the spool; a client that leaves meanwhile leaves no file.
+
+        Raises `Refusal` when the spool is full.
+        """
+        writing = asyncio.ensure_future(self._in_thread(spool.write, name, states))
         try:
-            return self._spool.write(name, states)
+            ref: SpoolRef = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda done: self._forget(None if done.exception() else done.result()))
+            raise
         except (FullError, UnavailableError) as error:
             raise by_state(error.message) from None
+        return ref
 
-    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+    def _forget(self, ref: SpoolRef | None) -> None:
+        if ref is not None and self._spool is not None:
+            self._spool.delete(ref)
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._writers, function, *arguments)
 
     def _announced(self, ref: SpoolRef, order: Order) -> dict[str, Any]:

@@ -205,14 +205,29 @@ def test_a_client_that_leaves_frees_its_slot():
         assert time.monotonic() - started < 4
 
 
-def test_an_aborted_request_is_answered_with_what_there_is():
-    with running_engine("--pace-ttft-ms", 10, "--pace-tpot-ms", 50) as engine:
+def test_a_client_that_leaves_leaves_no_file(tmp_path):
+    with running_engine("--pace-ttft-ms", 60_000, "--spool-dir", tmp_path) as engine:
+
+        async def leave():
+            async with httpx.AsyncClient(base_url=engine.url, timeout=30) as client:
+                asked = asyncio.create_task(
+                    client.post("/generate", json=body(states={"name": "x"}, max_new_tokens=1))
+                )
+                while not (tmp_path / "x").exists():
+                    await asyncio.sleep(0)
+                asked.cancel()
+
+        asyncio.run(leave())
+        eventually(lambda: not list(tmp_path.iterdir()))
+
+
+def test_an_aborted_request_is_answered_with_what_there_is_and_leaves_no_file(tmp_path):
+    with running_engine("--pace-ttft-ms", 10, "--pace-tpot-ms", 500, "--spool-dir", tmp_path) as engine:
 
         async def abort():
             async with httpx.AsyncClient(base_url=engine.url, timeout=60) as client:
-                asked = asyncio.create_task(
-                    client.post("/generate", json={**body(max_new_tokens=400), "rid": "job-10"})
-                )
+                content = {**body(max_new_tokens=400, states={"name": "x"}), "rid": "job-10"}
+                asked = asyncio.create_task(client.post("/generate", json=content))
                 while not asked.done():
                     # by prefix, as the real server does
                     await client.post("/abort_request", json={"rid": "job-1"})
@@ -221,6 +236,8 @@ def test_an_aborted_request_is_answered_with_what_there_is():
         answer = asyncio.run(abort()).json()
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
         assert len(answer["output_ids"]) < 400
+        assert "eyas_states" not in answer["meta_info"]
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_sigterm_lets_running_requests_finish_and_says_not_ready():
@@ -279,7 +296,7 @@ def test_too_many_waiting_requests_are_refused_as_by_a_full_queue():
 
 def test_the_hash_model_answers_many_slow_calls_at_hardly_any_cost(tmp_path):
     calls = 182
-    options = ("--model", "none", "--slots", calls, "--pace-ttft-ms", 1500, "--spool-dir", tmp_path)
+    options = ("--model", "none", "--slots", calls, "--pace-ttft-ms", 800, "--spool-dir", tmp_path)
     with running_engine(*options, "--node", "here") as engine:
 
         async def all_at_once():
