@@ -48,7 +48,7 @@ def test_demo_ends_with_a_verified_store_and_says_how_to_read_it(tmp_path: Path)
         assert took_s < 60
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path, how: signal.Signals) -> None:
     with machine_in(tmp_path) as machine:
         log = tmp_path / "demo.log"

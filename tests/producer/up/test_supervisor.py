@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import psutil
+import pytest
 
 from producer.down import take_down
 from producer.processes import identity
@@ -43,6 +44,7 @@ def test_what_is_killed_runs_again_and_its_children_are_gone(supervised: Supervi
     until(lambda: not child.is_running())
 
 
+@pytest.mark.slow
 def test_a_service_that_dies_again_and_again_is_started_ever_more_rarely(supervised: Supervised) -> None:
     supervised.start(service("one"))
     until(supervised.is_up)

@@ -88,6 +88,7 @@ def test_each_process_that_is_killed_is_ready_again(machine: Machine) -> None:
     assert machine.processes() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_up_and_the_engine_may_join_later(
     machine: Machine,
 ) -> None:
