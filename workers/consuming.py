@@ -7,6 +7,7 @@ acknowledged; what is a duplicate waits (`flight.py`). A sink's own side is `sin
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -24,6 +25,13 @@ logger = logging.getLogger(__name__)
 
 class Consumer(CeleryConsumer):  # type: ignore[misc]
     """Celery's consumer, which nothing in a queue can stop and no duplicate runs twice."""
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect, trying every few seconds: Celery's pauses grow to half a minute."""
+        conn.ensure_connection = partial(
+            conn.ensure_connection, interval_start=0.2, interval_step=0.5, interval_max=5
+        )
+        return super().ensure_connected(conn)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """The connection is lost: keep what is running, before Celery closes it."""

@@ -58,14 +58,20 @@ class Drain:
         for each in SIGNALS:
             signal.signal(each, self._on_signal)
 
-    def finish_now(self) -> None:
-        """End what runs, where no signal began it: Celery would wait for it (`celery control shutdown`)."""
-        if not self._told:
-            self._told = 1
-            self._work.drain()
-            self._wait_until_idle(self._grace_s, lambda: len(state.reserved_requests))
-            self._work.cancel()
-            self._end_in_time()
+    def finish_now(self) -> bool:
+        """End what runs, where no signal began it; whether that was so.
+
+        For `celery control shutdown`, where Celery would wait for calls however long they take.
+        """
+        if self._told:
+            return False
+        self._told = 1
+        self._work.drain()
+        self._wait_until_idle(self._grace_s, lambda: len(state.reserved_requests))
+        self._work.cancel()
+        self._wait_until_idle(self._exit_s, lambda: len(state.reserved_requests))
+        self._end_in_time()
+        return True
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._told += 1

@@ -6,11 +6,13 @@ does is in `lane.py`, what a sink does in `sink_process.py`.
 
 import logging
 import sys
+import warnings
 from typing import Any
 
 from celery import bootsteps
 from celery.apps.worker import Worker as CeleryWorker
 from celery.concurrency.thread import TaskPool
+from celery.exceptions import CPendingDeprecationWarning
 
 from storage.errors import EyasError, UsageError
 from workers.drain import Drain
@@ -38,6 +40,8 @@ class Worker(CeleryWorker):  # type: ignore[misc]
 
     def on_before_init(self, **options: Any) -> None:
         """Learn from `-Q` what this process is, before Celery reads the settings."""
+        # Said at each reconnect, of a setting that `celeryconfig.py` made on purpose.
+        warnings.simplefilter("ignore", CPendingDeprecationWarning)
         super().on_before_init(**options)
         try:
             self.lane = role_of(_listed(options.get("queues")))
@@ -54,6 +58,11 @@ class Worker(CeleryWorker):  # type: ignore[misc]
         else:
             register_lane(self.app, self.lane)
             conf.worker_concurrency = DEFAULT_CONCURRENCY[self.lane]
+
+    def prepare_args(self, **options: Any) -> dict[str, Any]:
+        """Leave out what asks the other workers: it takes a second at each start and reconnect."""
+        args: dict[str, Any] = super().prepare_args(**options)
+        return args | {"without_mingle": True, "without_gossip": True}
 
     def on_init_blueprint(self) -> None:
         """Keep the log at one line per change of a run or a server: Celery writes two an order."""
@@ -134,7 +143,11 @@ class EndStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, worker: Any) -> None:
         """The worker stops: this step before the pool."""
-        worker.drain.finish_now()
+        drain: Drain | None = getattr(worker, "drain", None)
+        if drain is not None and drain.finish_now() and worker.hub is not None:
+            # Celery's loop does not run any more; what it was to acknowledge is done here.
+            for callback in worker.hub._pop_ready():
+                callback()
 
     terminate = stop
 

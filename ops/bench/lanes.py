@@ -171,8 +171,10 @@ def lanes(plan: Plan, folder: Path, url: str, redis_url: str) -> dict[str, float
     }
     workers = {
         lane: start(
-            [sys.executable, "-m", "celery", "-A", "workers", "worker", "-P", "threads", "-E"]
-            + ["-c", str(limit), "-Q", lane, "-n", f"{lane}@bench"],
+            [
+                *(sys.executable, "-m", "celery", "-A", "workers", "worker", "-P", "threads", "-E"),
+                *("-c", str(limit), "-Q", lane, "-n", f"{lane}@bench"),
+            ],
             folder / f"{lane}.log",
             env=environ,
         )

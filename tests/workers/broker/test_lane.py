@@ -1,9 +1,11 @@
 """Lane processes: real ones, on a real Redis, calling a real server."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
-from broker_stage import Stage, until
+from broker_stage import ROOT, Stage, until
 
 from workers.messages import Responded
 
@@ -162,6 +164,7 @@ def test_a_server_that_answers_its_probe_but_no_call_does_not_make_orders_spin(s
     until(lambda: stage.waiting("sink") == 50, "and all is done once it answers")
 
 
+@pytest.mark.slow
 def test_nothing_runs_twice_when_every_connection_to_redis_is_cut(stage: Stage) -> None:
     stage.timing["visibility_s"] = 10
     server = stage.server(seconds=60)
@@ -247,3 +250,27 @@ def test_a_second_signal_does_not_wait_for_the_grace(stage: Stage) -> None:
     until(worker.ended, "it ends at once", within_s=5)
     assert stage.waiting() == 10
     assert stage.unacked() == 0
+
+
+@pytest.mark.slow
+def test_a_shutdown_by_remote_control_gives_calls_back_too(stage: Stage) -> None:
+    server = stage.server(seconds=60)
+    stage.settings(server_urls=(server.url,))
+    stage.publish(stage.orders(10))
+    worker = stage.worker()
+    until(lambda: server.stats()["in_flight"] == 10, "ten run")
+    stage.app.control.shutdown()
+    until(worker.ended, "it ends", within_s=stage.timing["drain_s"] + 8)
+    assert stage.waiting() == 10
+    assert stage.unacked() == 0
+
+
+def test_a_lane_imports_neither_zarr_nor_transformers() -> None:
+    modules = "workers.worker, workers.consuming, workers.lane, workers.tasks, workers.celery"
+    script = (
+        f"import sys, {modules}; print([m for m in ('zarr', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -78,6 +78,7 @@ def test_results_of_calls_that_end_while_redis_is_away_are_all_published_once(
     assert server.stats()["started"] == 30
 
 
+@pytest.mark.slow
 def test_a_process_told_to_end_while_redis_is_away_is_gone_in_seconds(
     own_stage: Stage, own_redis: OwnRedis
 ) -> None:
