@@ -10,22 +10,33 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from workers.engine.bf16 import Bits, Floats
 from workers.engine.kvcache import Pools
-from workers.engine.llama import Llama
+from workers.engine.llama import Llama, Prefilled
 from workers.engine.order import Completion, Order
 from workers.engine.sampler import pick
 from workers.engine.stopping import stop_ids
 
-PREFILL_TOKENS = 2048
-"""Prompt tokens computed between two steps of decoding: running sequences wait at most that long."""
+PREFILL_S = 0.05
+"""Prompts are read for so long between two steps of decoding."""
 
 Done = Callable[[Order, Completion], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reading:
+    """A sequence whose prompt is being read."""
+
+    order: Order
+    left: int
+    """Tokens still to read."""
+    chunks: Generator[int, None, Prefilled]
+    started: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,6 +63,8 @@ class Batcher:
         self._done = done
         self._pools: Pools[Running] = Pools(model.config)
         self._running = 0
+        self._reading: list[Reading] = []
+        self._oldest = False
         self._waiting: deque[Order] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -83,41 +96,52 @@ class Batcher:
     def _serve(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._running or self._stopping):
+                while not (self._waiting or self._reading or self._running or self._stopping):
                     self._wake.wait()
                 if self._stopping:
                     return
             self._admit()
+            self._read()
             if self._running:
                 self._drop_aborted()
                 self._step()
 
     def _admit(self) -> None:
-        computed = 0
-        while computed < PREFILL_TOKENS and self._running < self._slots:
-            with self._wake:
-                if not self._waiting:
-                    return
+        with self._wake:
+            while self._waiting and self._running + len(self._reading) < self._slots:
                 order = self._waiting.popleft()
-            if order.aborted:
-                self._done(order, Completion(aborted=True))
-                continue
-            computed += len(order.tokens)
-            self._prefill(order)
+                chunks = self._model.prefilling(order.tokens, order.layers)
+                self._reading.append(Reading(order=order, left=len(order.tokens), chunks=chunks))
 
-    def _prefill(self, order: Order) -> None:
+    def _read(self) -> None:
+        """Prefill, by turns the oldest prompt and the shortest: a long one neither blocks nor starves."""
+        until = time.monotonic() + PREFILL_S
+        while self._reading and time.monotonic() < until:
+            self._oldest = not self._oldest
+            reading = self._reading[0] if self._oldest else min(self._reading, key=lambda one: one.left)
+            if reading.order.aborted:
+                self._reading.remove(reading)
+                self._done(reading.order, Completion(aborted=True))
+                continue
+            try:
+                reading.left = next(reading.chunks)
+            except StopIteration as read:
+                self._reading.remove(reading)
+                self._begin(reading, read.value)
+
+    def _begin(self, reading: Reading, prefilled: Prefilled) -> None:
+        order, (last, keys, values, states) = reading.order, prefilled
         sequence = Running(
             order=order,
-            completion=Completion(),
+            completion=Completion(started=reading.started),
             seed=secrets.randbits(63) if order.sampling.seed is None else order.sampling.seed,
             stops=stop_ids(
                 self._model.config.eos_ids, order.sampling.stop_token_ids, order.sampling.ignore_eos
             ),
         )
-        last, keys, values, states = self._model.prefill(order.tokens, order.layers)
-        if states is not None and order.max_new_tokens > 0:
-            sequence.rows.append(states)
         if order.max_new_tokens > 0:
+            if states is not None:
+                sequence.rows.append(states)
             (token,) = self._choose(last[None], [sequence])
             self._accept(sequence, token)
         sequence.completion.first_token = time.monotonic()

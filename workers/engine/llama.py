@@ -5,7 +5,7 @@ do not depend on what else is computed beside it (`bf16.py` says why), so prefil
 and batches all give the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ CHUNK_TOKENS = 64
 """Most tokens of one prompt computed at once: OpenBLAS has its fastest kernels for such small products."""
 SCORES_LIMIT = 4_000_000
 """Most attention scores held at once, 8 bytes each: chunks get shorter where prompts are long."""
+Prefilled = tuple[Floats, Floats, Floats, Bits | None]
+"""The last token's final state [H], keys [layers, kv, D, T], values [layers, kv, T, D], and the states of
+the indices that were to be captured [T, L, H], or None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +79,33 @@ class Llama:
         self.final_norm = vector("model.norm")
         self.head = np.ascontiguousarray(self.embedding.T) if config.tied else matrix("lm_head")
 
-    def prefill(
-        self, tokens: NDArray[np.int64], capture: Sequence[int] = ()
-    ) -> tuple[Floats, Floats, Floats, Bits | None]:
-        """Run a whole sequence.
+    def prefill(self, tokens: NDArray[np.int64], capture: Sequence[int] = ()) -> Prefilled:
+        """Run a whole sequence; what comes back is told at `Prefilled`."""
+        chunks = self.prefilling(tokens, capture)
+        while True:
+            try:
+                next(chunks)
+            except StopIteration as done:
+                prefilled: Prefilled = done.value
+                return prefilled
 
-        Returns the last token's final state [H], keys [layers, kv, D, T], values [layers, kv, T, D], and
-        the states of the `capture` indices [T, len(capture), H], or None without any.
-        """
+    def prefilling(
+        self, tokens: NDArray[np.int64], capture: Sequence[int] = ()
+    ) -> Generator[int, None, Prefilled]:
+        """Run a whole sequence, stopping after each chunk but the last; yields the tokens left."""
         config, count = self.config, len(tokens)
         keys = np.empty((config.num_layers, config.num_kv_heads, config.head_dim, count))
         values = np.empty((config.num_layers, config.num_kv_heads, count, config.head_dim))
         states = np.empty((count, len(capture), config.hidden_size), np.uint16) if capture else None
-        last = np.empty(config.hidden_size)
         start = 0
-        while start < count:
+        while True:
             room = SCORES_LIMIT // (config.num_heads * min(count, start + self._chunk_tokens))
             end = min(count, start + min(self._chunk_tokens, max(16, room)))
             last = self._prefill_chunk(tokens[start:end], start, keys, values, capture, states)
+            if end == count:
+                return last, keys, values, states
             start = end
-        return last, keys, values, states
+            yield count - end
 
     def _prefill_chunk(
         self,

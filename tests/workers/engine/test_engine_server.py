@@ -205,6 +205,22 @@ def test_a_client_that_leaves_frees_its_slot():
         assert time.monotonic() - started < 4
 
 
+def test_a_long_prompt_does_not_hold_up_a_short_one_and_is_given_up_with_its_client(url):
+    long = body([7 + i % 1900 for i in range(20_000)], max_new_tokens=1)
+
+    async def both():
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            slow = asyncio.create_task(client.post("/generate", json=long))
+            while not (await client.get("/v1/loads")).json()["loads"][0]["num_used_tokens"]:
+                pass
+            assert (await client.post("/generate", json=body())).status_code == 200
+            assert not slow.done()
+            slow.cancel()
+
+    asyncio.run(both())
+    eventually(lambda: not httpx.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"])
+
+
 def test_a_client_that_leaves_leaves_no_file(tmp_path):
     with running_engine("--pace-ttft-ms", 60_000, "--spool-dir", tmp_path) as engine:
 
