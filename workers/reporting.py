@@ -28,6 +28,8 @@ from workers.scoreboard import (
 from workers.window import Window
 
 EVERY_S = 1.0
+SETTLED_S = 3.0
+"""What is wrong in a run's first seconds is mostly that not everybody has looked at it yet."""
 
 
 class Reporter:
@@ -36,6 +38,7 @@ class Reporter:
     def __init__(self, redis: Redis, run: Run, holder: str, clock: Callable[[], float]) -> None:
         self._redis, self._run, self._holder, self._clock = redis, run, holder, clock
         self._started = time.time()
+        self._notes_from = clock() + SETTLED_S
         self._meter = RateMeter()
         self._wasted: Wasted | None = None
         self._written_at, self._was_finished = float("-inf"), False
@@ -93,6 +96,6 @@ class Reporter:
             republished=republished,
             spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
             disk_free_bytes=min(free, default=None),
-            notes=notes_of(servers, processes, backlog, waiting_for),
+            notes=notes_of(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
         )
         write_board(self._redis, board)

@@ -186,6 +186,9 @@ class SinkProcess:
     def _say(self) -> None:
         while self._garbage:
             set_aside(self._redis, *self._garbage.popleft())
+        self._write_snapshot()
+
+    def _write_snapshot(self) -> None:
         snapshot = self._status.snapshot(
             name=self._name,
             node=self._config.node,
@@ -215,6 +218,10 @@ class SinkProcess:
                     self.batcher.add(held)
             finally:
                 self.batcher.done(batch)
+            # Said at once, so that the feeder, woken, does not show what was held a second ago.
+            with contextlib.suppress(RedisError, OSError):
+                self._write_snapshot()
+            wake_feeder(self._redis)
 
     def _commit(self, batch: Sequence[Held]) -> None:
         """Commit, then acknowledge, then free the spool: the order that loses nothing."""
@@ -227,7 +234,6 @@ class SinkProcess:
         self._acknowledge(batch)
         sink.free(results)
         self._status.add(len(batch), tally)
-        wake_feeder(self._redis)
         logger.info(
             "sink.committed responses=%d states=%d failures=%d duplicates=%d lost=%d mb=%.1f s=%.2f",
             tally.responses,

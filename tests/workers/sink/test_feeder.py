@@ -30,6 +30,7 @@ from workers.keys import FEEDER, UNACKED, WINDOW, window_field
 from workers.messages import Capture, Failed, Generate, Message
 from workers.queues import SINK
 from workers.reconcile import APART_S, GONE_S
+from workers.reporting import SETTLED_S
 from workers.role import Role, RoleLostError
 from workers.runs import claim, read_carried, read_view
 from workers.sink import Sink
@@ -385,7 +386,8 @@ def test_the_board_says_what_a_person_should_know(stage: Make) -> None:
         ),
     )
     s.step()
-    s.step()
+    assert read_board(s.client).notes == ()
+    s.step(SETTLED_S)
     notes = " | ".join(read_board(s.client).notes)
     assert "sink@h is paused: disk is full" in notes
     assert "no worker serves the lane short" in notes
