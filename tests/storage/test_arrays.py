@@ -37,7 +37,7 @@ def values_of(shape: tuple[int, ...], dtype: type, seed: int) -> np.ndarray:
     return rng.integers(0, high, shape).astype(dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(0, 60),
     row_shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),
@@ -68,7 +68,7 @@ def test_a_sharded_array_reads_the_same_by_us_zarr_and_tensorstore(
     assert np.array_equal(read_by_tensorstore(folder), values)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.integers(0, 20),
     row_shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),
@@ -152,7 +152,7 @@ def test_a_chunk_of_zeros_that_zarr_did_not_write_is_read_as_zeros(tmp_path: Pat
     assert np.array_equal(ArrayFile(tmp_path / "a").read(), values)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.integers(1, 100_000),
     row_bytes=st.sampled_from([2, 8, 4 * 64 * 2, 4 * 1152 * 2, 4 * 7168 * 2, 64 * 8192 * 2]),

@@ -34,7 +34,7 @@ def whole(spool: Spool, ref: SpoolRef, buffer_bytes: int = 1000) -> np.ndarray:
     return np.concatenate([block.copy() for block in spool.blocks(ref, buffer_bytes)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 5), st.integers(1, 20)),
     cuts=st.lists(st.integers(0, 40), max_size=4),

@@ -148,5 +148,5 @@ class StoreModel(RuleBasedStateMachine):
 
 TestStoreModel = StoreModel.TestCase
 TestStoreModel.settings = settings(
-    max_examples=10, stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10, stateful_step_count=10, suppress_health_check=list(HealthCheck)
 )
