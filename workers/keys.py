@@ -9,6 +9,8 @@
     eyas:process:<name>   string  JSON `board.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
+    eyas:wake             list    one element while the feeder is to look at once, see `wake.py`
+    eyas:dropped:…        list    results of a node that is gone, for a moment, see `reconcile.py`
     eyas:garbage          list    bodies that were no message of ours, newest first, bounded
 
 Celery's own keys lie beside them: one list a queue (`short`, `long`, `capture`, `sink`,

@@ -227,6 +227,19 @@ def test_max_samples_closes_a_dataset_and_raising_it_opens_it_again(stage: Make)
     assert not read_carried(s.client).finished
 
 
+def test_caps_that_are_raised_in_mid_run_only_add_what_is_new(stage: Make) -> None:
+    s = stage({"B1": 5}, settings=make_settings(B1=DatasetSettings(max_samples=2)))
+    first = s.step()
+    write_settings(s.store.path, make_settings(B1=DatasetSettings(max_samples=4)))
+    more = s.step()
+    assert [o.id for o in [*first, *more]] == [p.id for p in make_prompts("B1", 4)]
+    s.work(first + more)
+    s.work(s.step())
+    s.step()
+    assert read_board(s.client).datasets[0].stored == 4
+    assert read_carried(s.client).finished
+
+
 def test_max_tokens_closes_a_dataset_whose_captures_go_on(stage: Make) -> None:
     # 5 + 3 tokens a sample: two of them reach 16.
     s = stage({"B1": 5}, settings=make_settings(B1=DatasetSettings(max_tokens=16)))
