@@ -14,6 +14,7 @@ from workers.celeryconfig import Timing, load_timing, settings
 from workers.config import Config, load_config
 from workers.connection import connect
 from workers.lease import Lease
+from workers.publish import Outage
 
 
 class EyasApp(Celery):  # type: ignore[misc]
@@ -33,6 +34,11 @@ class EyasApp(Celery):  # type: ignore[misc]
     def lease(self) -> Lease:
         """Of the messages this process holds."""
         return Lease(self.redis, self.timing.renew_s)
+
+    @cached_property
+    def outage(self) -> Outage:
+        """Whether this process waits to publish."""
+        return Outage()
 
     @cached_property
     def carried(self) -> Any:

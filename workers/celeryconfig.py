@@ -108,6 +108,9 @@ def transport_options(timing: Timing) -> dict[str, Any]:
         "unacked_mutex_expire": max(1, min(30, int(timing.visibility_s))),
         "unacked_restore_interval": timing.sweep_s,
         "unacked_restore_throttle": 1,
+        # A new connection is tried once: whoever needs it tries again in a way that SIGTERM can
+        # end (`publish.py`, Celery's consumer). kombu's own 100 attempts cannot be.
+        "max_retries": 0,
         "max_connections": 500,
         "socket_timeout": 30,
         "socket_connect_timeout": 5,

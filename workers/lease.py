@@ -66,12 +66,16 @@ class Lease:
         return len(tags)
 
     def _renew_on(self) -> None:
+        waiting = False
         while True:
             time.sleep(self._renew_s)
             try:
                 self.renew()
+                waiting = False
             except (RedisError, OSError) as error:
-                logger.warning("lease.waiting error=%r", str(error))
+                if not waiting:
+                    logger.warning("lease.waiting error=%r", str(error))
+                waiting = True
             # The edge of the thread: without it every message would run again and again.
             except Exception:
                 logger.exception("lease failed")

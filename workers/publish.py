@@ -8,17 +8,20 @@ both copies carry one publication number, and lanes and the store know duplicate
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery import Celery
 from kombu.exceptions import KombuError
 from redis import RedisError
 
 from workers.messages import Capture, Captured, Failed, Generate, Message, Responded, encode
 from workers.queues import SINK, STORE_TASK, Lane, sink_queue, task_of
+
+if TYPE_CHECKING:
+    from workers.celery import EyasApp
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,29 @@ class StoppedError(Exception):
     """The caller's process ends before the message could be sent."""
 
 
-def publish(app: Celery, message: Message, stopping: threading.Event | None = None) -> None:
+class Outage:
+    """Logs once when a process begins to wait for Redis and once when it goes on, not per thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def began(self, error: Exception) -> None:
+        """Something could not be sent."""
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+                logger.warning("publish.waiting error=%r", str(error))
+
+    def ended(self) -> None:
+        """Something was sent that had waited."""
+        with self._lock:
+            if self._since is not None:
+                logger.warning("publish.resumed after_s=%.1f", time.monotonic() - self._since)
+                self._since = None
+
+
+def publish(app: "EyasApp", message: Message, stopping: threading.Event | None = None) -> None:
     """Send one message; returns when Redis has it.
 
     Raises `StoppedError` when `stopping` is set while Redis is away.
@@ -41,7 +66,7 @@ def publish(app: Celery, message: Message, stopping: threading.Event | None = No
     publish_many(app, [message], stopping)
 
 
-def publish_many(app: Celery, messages: Iterable[Message], stopping: threading.Event | None = None) -> int:
+def publish_many(app: "EyasApp", messages: Iterable[Message], stopping: threading.Event | None = None) -> int:
     """Send messages in batches, in order; returns how many when Redis has them all.
 
     Raises `StoppedError` when `stopping` is set while Redis is away: some may have been sent.
@@ -49,7 +74,7 @@ def publish_many(app: Celery, messages: Iterable[Message], stopping: threading.E
     sent = 0
     iterator = iter(messages)
     while batch := [_envelope(app, message) for message in islice(iterator, BATCH)]:
-        _insist(partial(_send, app, batch), stopping)
+        _insist(partial(_send, app, batch), stopping, app.outage)
         sent += len(batch)
     return sent
 
@@ -103,7 +128,7 @@ def summary(message: Message) -> str:
             return f"{message.failure.dataset} · {message.failure.code}"
 
 
-def _envelope(app: Celery, message: Message) -> tuple[Any, dict[str, Any]]:
+def _envelope(app: "EyasApp", message: Message) -> tuple[Any, dict[str, Any]]:
     """The body and the arguments of `Producer.publish`, as Celery's protocol wants them."""
     publication = secrets.token_hex(8)
     task_id = order_key(message) if isinstance(message, Generate | Capture) else publication
@@ -127,7 +152,7 @@ def _envelope(app: Celery, message: Message) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def _send(app: Celery, batch: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+def _send(app: "EyasApp", batch: Sequence[tuple[Any, dict[str, Any]]]) -> None:
     with app.producer_pool.acquire(block=True) as producer:
         if len(batch) == 1:
             body, arguments = batch[0]
@@ -138,7 +163,7 @@ def _send(app: Celery, batch: Sequence[tuple[Any, dict[str, Any]]]) -> None:
                 producer.publish(body, serializer="msgpack", retry=False, **arguments)
 
 
-def _insist(send: Callable[[], None], stopping: threading.Event | None) -> None:
+def _insist(send: Callable[[], None], stopping: threading.Event | None, outage: Outage) -> None:
     """Call `send` until it returns."""
     attempt = 0
     while True:
@@ -148,8 +173,7 @@ def _insist(send: Callable[[], None], stopping: threading.Event | None) -> None:
         # Whatever Redis answers, "out of memory" and "loading" included, may be over later; a
         # result thrown away is a call to the server paid twice.
         except (RedisError, KombuError, OSError) as error:
-            if attempt == 0:
-                logger.warning("publish.waiting error=%r", str(error))
+            outage.began(error)
             pause_s = PAUSES_S[min(attempt, len(PAUSES_S) - 1)]
             attempt += 1
             if stopping is None:
@@ -157,4 +181,4 @@ def _insist(send: Callable[[], None], stopping: threading.Event | None) -> None:
             if stopping.wait(pause_s):
                 raise StoppedError from error
     if attempt:
-        logger.warning("publish.resumed attempts=%d", attempt + 1)
+        outage.ended()

@@ -12,11 +12,11 @@ import concurrent.futures
 import logging
 from typing import Any
 
-from celery import Celery
 from celery.exceptions import Reject
 
 from storage.errors import FullError
 from storage.sample import Failure, Stage
+from workers.celery import EyasApp
 from workers.lane import Lane
 from workers.messages import Capture, Captured, Failed, Generate, MessageError, Responded, Result, decode
 from workers.outcomes import AGAIN, ATTEMPTS, ServerAwayError, StaleOrderError
@@ -32,7 +32,7 @@ class BackToQueueError(Exception):
     """The order cannot be run here and now; another process, or this one later, will."""
 
 
-def register_lane(app: Celery, lane: LaneName) -> None:
+def register_lane(app: EyasApp, lane: LaneName) -> None:
     """The one task of a lane process."""
 
     @app.task(name=task_of(lane), bind=True, typing=False)  # type: ignore[untyped-decorator]
@@ -40,7 +40,7 @@ def register_lane(app: Celery, lane: LaneName) -> None:
         return perform(app, self.app.lane, body, key=self.request.id, publication=self.request.correlation_id)
 
 
-def register_store(app: Celery) -> None:
+def register_store(app: EyasApp) -> None:
     """The one task of a sink; its strategy takes the messages, so its body is never run."""
 
     @app.task(  # type: ignore[untyped-decorator]
@@ -50,7 +50,7 @@ def register_store(app: Celery) -> None:
         raise AssertionError("results are collected by the strategy")
 
 
-def perform(app: Celery, lane: Lane, body: bytes, *, key: str, publication: str) -> str:
+def perform(app: EyasApp, lane: Lane, body: bytes, *, key: str, publication: str) -> str:
     """Run one order to its end; what Flower shows of it.
 
     Raises `Reject` to give the order back, and nothing else.
@@ -72,7 +72,7 @@ def perform(app: Celery, lane: Lane, body: bytes, *, key: str, publication: str)
         lane.count("wasted", waited if settled else 0)
 
 
-def _perform(app: Celery, lane: Lane, body: bytes) -> str:
+def _perform(app: EyasApp, lane: Lane, body: bytes) -> str:
     try:
         order = decode(body)
         if not isinstance(order, Generate | Capture):
