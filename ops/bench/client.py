@@ -2,7 +2,7 @@
 
 150 calls in flight at a server that answers 10 KB after a pause, then 64 MB bodies streamed to a
 file. CPU per call and added latency are the client process's own; the server is another process.
-Prints one line a measure and, last, the ratios. `python ops/bench/client.py [--json]`.
+Prints one line a measure and, last, the ratios. `python -m ops.bench.client [--quick]`.
 """
 
 import argparse
@@ -20,6 +20,8 @@ import aiohttp
 import httpx
 from aiohttp import web
 from httpx_aiohttp import AiohttpTransport
+
+from ops.bench.report import Row, print_rows, say
 
 IN_FLIGHT = 150
 ROUNDS = 6
@@ -116,8 +118,8 @@ async def measure(
 def main() -> None:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    as_json = parser.parse_args().json
+    parser.add_argument("--quick", action="store_true", help="stream one large body instead of two")
+    bodies = 1 if parser.parse_args().quick else 2
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -129,22 +131,18 @@ def main() -> None:
         found = {}
         for name in ("httpx", "httpx-aiohttp", "aiohttp"):
             if name == "aiohttp":
-                found[name] = asyncio.run(through_aiohttp(url, 2))
+                found[name] = asyncio.run(through_aiohttp(url, bodies))
             else:
                 found[name] = asyncio.run(
-                    through_httpx(aiohttp_transport() if name == "httpx-aiohttp" else None, url, 2)
+                    through_httpx(aiohttp_transport() if name == "httpx-aiohttp" else None, url, bodies)
                 )
-            if not as_json:
-                print(name, " ".join(f"{key}={value:.2f}" for key, value in found[name].items()), flush=True)
+            say(f"{name} " + " ".join(f"{key}={value:.2f}" for key, value in found[name].items()))
     finally:
         server.terminate()
         server.join()
     own, ours = found["httpx"], found["httpx-aiohttp"]
     ratios = {key: ours[key] / own[key] for key in own}
-    if as_json:
-        print(json.dumps({"measures": found, "httpx-aiohttp ÷ httpx": ratios}))
-    else:
-        print("httpx-aiohttp ÷ httpx", " ".join(f"{key}={value:.2f}" for key, value in ratios.items()))
+    print_rows(Row(what=f"httpx-aiohttp ÷ httpx: {key}", measured=value) for key, value in ratios.items())
 
 
 def aiohttp_transport() -> httpx.AsyncBaseTransport:

@@ -3,7 +3,7 @@
 Both in this process, each round between two of the other: a real store with its fsyncs, a real
 Redis, the bundled tiny model's tokenizer; imports and loading are outside both. Prints the seconds
 of every round and, last, the median of the rounds' ratios (to reach: ≤ 2).
-`python ops/bench/enqueue.py [--prompts FILE] [--quick] [--json]`.
+`python -m ops.bench.enqueue [--prompts FILE] [--quick]`.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ops.bench.report import Row, print_rows, say
 from producer.manifest import Dataset, find_manifest
 from producer.preparing import Prepared, prepare
 from producer.prompts import Limits
@@ -152,14 +153,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=Path, help="JSONL with a text column; default: made up")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true", dest="as_json")
     arguments = parser.parse_args()
     found = measure(arguments.prompts, 700 if arguments.quick else PROMPTS, 1 if arguments.quick else 5)
-    if arguments.as_json:
-        print(json.dumps(found))
-    else:
-        for key, value in found.items():
-            print(key, value)
+    for key, value in found.items():
+        say(f"{key} {value}")
+    print_rows(
+        [
+            Row(
+                what=f"tokenize + store + enqueue {found['prompts']} prompts ÷ encoding row by row",
+                measured=found["enqueue_to_row_by_row"],
+                at_most=2,
+            )
+        ]
+    )
 
 
 if __name__ == "__main__":
