@@ -5,6 +5,8 @@ BIN := $(abspath $(VENV))/bin
 export PATH := $(BIN):$(PATH)
 # Nothing here may ask a hub: tokenizers and data are local files.
 export HF_HUB_OFFLINE := 1
+# Two cores are shared by many processes here; BLAS threads of their own only get in the way.
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: help demo test test-slow lint format bench bench-quick clean
 help: ## Show this list

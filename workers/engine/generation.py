@@ -206,7 +206,7 @@ class Generation:
     async def _spooled(self, spool: Spool, name: str, states: Bits) -> SpoolRef:
         """The states in the spool; a client that leaves meanwhile leaves no file.
 
-        Raises `Refusal` when the spool is full.
+        Raises `Refusal` with 507 when the spool is full: a lane waits for room and counts no attempt.
         """
         writing = asyncio.ensure_future(self._in_thread(spool.write, name, states))
         try:
@@ -215,7 +215,7 @@ class Generation:
             writing.add_done_callback(lambda done: self._forget(None if done.exception() else done.result()))
             raise
         except (FullError, UnavailableError) as error:
-            raise by_state(error.message) from None
+            raise by_state(error.message, 507) from None
         return ref
 
     def _forget(self, ref: SpoolRef | None) -> None:

@@ -118,7 +118,7 @@ def test_a_spool_name_that_leaves_the_folder_or_a_layer_that_is_not_there_is_ref
 def test_a_full_spool_fails_the_request_and_not_the_server(tmp_path):
     with running_engine("--spool-dir", tmp_path, "--spool-max-gb", 1e-5) as engine:
         answer = ask(engine.url, body(list(range(7, 200)), states={"name": "x"}, max_new_tokens=1))
-        assert answer.status_code == 503
+        assert answer.status_code == 507
         assert "holds its limit" in answer.json()["message"]
         assert ask(engine.url, body()).status_code == 200
         assert list(tmp_path.iterdir()) == []
