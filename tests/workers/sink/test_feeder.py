@@ -339,17 +339,15 @@ def test_lost_orders_of_one_lane_do_not_wait_for_another_without_workers(stage: 
 
 
 def test_results_for_a_node_that_is_gone_are_dropped_and_made_again(stage: Make, redis_url: str) -> None:
-    from celery import Celery
-
-    from workers.celeryconfig import Timing, settings
+    from workers.celery import create_app
+    from workers.config import load_config
     from workers.publish import publish_many
 
     s = stage({"B1": 1})
     s.work(s.step())
     (capture,) = s.step()
     result = answer_order(s.store, s.spool, capture)
-    app = Celery("test", set_as_current=False)
-    app.config_from_object(settings(redis_url, Timing()))
+    app = create_app(load_config({"EYAS_REDIS_URL": redis_url}))
     publish_many(app, [result])
     app.close()
     assert s.client.llen(f"{SINK}.node1") == 1
