@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from redis import RedisError
 
@@ -33,6 +34,7 @@ from workers.garbage import set_aside
 from workers.keys import FACTS
 from workers.loop import LoopThread
 from workers.messages import Capture, Generate, Result
+from workers.pause import Pause
 from workers.queues import Lane as LaneName
 from workers.runs import RunView, read_view
 from workers.servers import ServerPool
@@ -42,10 +44,6 @@ from workers.suitability import needs_of
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S = 2.0
-"""How long nothing is taken after this machine failed an order, a full spool for one."""
-LONGEST_PAUSE_S = 30.0
-
 
 class Lane:
     """One lane process. Made once a process; `start` and `close` once each."""
@@ -53,6 +51,7 @@ class Lane:
     def __init__(self, lane: LaneName, *, name: str, capacity: int, config: Config, timing: Timing) -> None:
         self.lane, self.name, self.config, self.timing = lane, name, config, timing
         self.flight = Flight()
+        self.pause = Pause()
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
         self.view: RunView | None = None
@@ -73,9 +72,6 @@ class Lane:
         )
         self._spool = Spool(config.spool_dir, config.node, config.spool_max_bytes)
         self._client, self._servers, self._decoders = self.loop.run(self._open())
-        self._paused_until = 0.0
-        self._paused_why = ""
-        self._pauses = 0
         self._said = ("waiting", "has not looked for its run yet")
         self._closed = threading.Event()
         self._on_room: Callable[[], object] = lambda: None
@@ -104,25 +100,12 @@ class Lane:
         )
         return self.loop.run(self._servers.call(url, execute(order, url, context)))
 
-    def pause(self, why: str) -> None:
-        """Take nothing for a while, and on until the spool has room.
-
-        A while is twice as long each time, until an order succeeds: it may be the spool of
-        another machine that is full, which only the next order can tell.
-        """
-        with self._counting:
-            if not self._paused:
-                self._pauses += 1
-                pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._pauses - 1))
-                self._paused_until = time.monotonic() + pause_s
-            self._paused_why = why
-
     def count(self, what: str, more: int = 1) -> None:
         """Add to a counter of the snapshot."""
         with self._counting:
             self._counts[what] += more
-            if what == "done":
-                self._pauses = 0
+        if what == "done":
+            self.pause.succeeded()
 
     def set_aside(self, body: bytes, why: str) -> None:
         """Keep what is no order of ours for a person to look at."""
@@ -172,11 +155,7 @@ class Lane:
         self._redis.hsetnx(FACTS, facts.facts_id, json.dumps(facts.to_json()))
 
     def _healthy(self) -> tuple[str, ...]:
-        return () if self._paused else self._servers.healthy()
-
-    @property
-    def _paused(self) -> bool:
-        return time.monotonic() < self._paused_until
+        return () if self.pause.on else self._servers.healthy()
 
     def _urls(self) -> tuple[str, ...]:
         view = self.view
@@ -209,11 +188,11 @@ class Lane:
             needs = needs_of(view.run.spec, view.settings, captures=self._captures)
             self._servers.want(self._urls(), needs)
         # Another order would find the spool as full as the last one did.
-        if self._paused_why and not self._paused:
+        if self.pause.why and not self.pause.on:
             if self._spool.used_bytes() >= self._spool.max_bytes:
-                self._paused_until = time.monotonic() + PAUSE_S
+                self.pause.go_on()
             else:
-                self._paused_why = ""
+                self.pause.clear()
 
     def _renew(self) -> None:
         urls, view = self._urls(), self.view
@@ -247,8 +226,8 @@ class Lane:
             said = ("waiting", f"another process is called `{self.name}`: name one otherwise with `-n`")
         elif self.view is None:
             said = ("waiting", "there is no run yet: `producer enqueue` begins one")
-        elif self._paused:
-            said = ("paused", self._paused_why)
+        elif self.pause.on:
+            said = ("paused", self.pause.why)
         elif limit == 0:
             said = ("paused", f"the lane `{self.lane}` has a limit of 0")
         elif not healthy:
@@ -272,14 +251,7 @@ class Lane:
             says=says,
             in_flight=sum(flying.values()),
             servers=tuple(
-                type(server)(
-                    url=server.url,
-                    state=server.state,
-                    since=server.since,
-                    reason=server.reason,
-                    slots=grants.get(server.url, 0),
-                    in_flight=flying.get(server.url, 0),
-                )
+                replace(server, slots=grants.get(server.url, 0), in_flight=flying.get(server.url, 0))
                 for server in self._servers.snapshot()
             ),
             done=counts["done"],

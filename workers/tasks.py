@@ -113,11 +113,11 @@ def _call(lane: Lane, order: Generate | Capture, view: RunView) -> Result:
                 lane.calls.lost(url)
                 raise BackToQueueError(error.code) from None
             except FullError as error:
-                lane.pause(error.message)
+                lane.pause.begin(error.message)
                 raise BackToQueueError(error.code) from None
             except OSError as error:
                 # A spool folder that is gone, too many open files: the machine, not the sample.
-                lane.pause(f"this machine: {error}")
+                lane.pause.begin(f"this machine: {error}")
                 raise BackToQueueError("worker.machine") from None
             except concurrent.futures.CancelledError:
                 raise BackToQueueError("stopping") from None

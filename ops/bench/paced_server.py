@@ -1,6 +1,6 @@
 """A server that takes a set time for each call and counts what is in flight: for benches and tests.
 
-It speaks SGLang's routes, answers with made-up tokens and no states, and runs in a process of its
+It speaks SGLang's routes, answers with made-up tokens and states, and runs in a process of its
 own. `GET /stats` says what it saw; `POST /set` changes its pace or makes it fail. The embedded
 engine is the one that computes anything.
 """
@@ -16,7 +16,9 @@ from typing import Any
 from aiohttp import web
 
 TOKENS = 16
-"""Length of every response."""
+"""Length of every response, unless fewer are asked for."""
+HIDDEN = 4
+"""Size of the states: final ones, as a stock server gives them."""
 MODEL = "paced"
 INFO = {
     "model_path": MODEL,
@@ -25,7 +27,8 @@ INFO = {
     "context_length": 32768,
     "max_req_input_len": 32000,
     "enable_return_hidden_states": True,
-    "disable_radix_cache": False,
+    "disable_radix_cache": True,
+    "chunked_prefill_size": -1,
 }
 
 
@@ -72,7 +75,8 @@ class PacedServer:
             except TimeoutError:
                 pass
             self.ended += 1
-            return web.json_response(_reply(body, TOKENS, self.seconds))
+            tokens = min(TOKENS, body["sampling_params"].get("max_new_tokens", TOKENS))
+            return web.json_response(_reply(body, tokens, self.seconds))
         except asyncio.CancelledError:
             self.left += 1
             raise
@@ -119,6 +123,9 @@ def _reply(body: dict[str, Any], tokens: int, seconds: float) -> dict[str, Any]:
         "e2e_latency": seconds,
         "weight_version": "default",
     }
+    if body.get("return_hidden_states"):
+        row = [0.5 + i for i in range(HIDDEN)]
+        meta["hidden_states"] = [[row] * len(body["input_ids"]), *[row] * (tokens - 1)]
     return {
         "text": "words " * tokens,
         "output_ids": [5 + i % 90 for i in range(tokens - 1)] + [2],

@@ -152,7 +152,12 @@ class Stage:
         publish_view(self.redis, self.view)
 
     def worker(
-        self, queue: str = "short", *options: str, name: str | None = None, capacity: int | None = 20
+        self,
+        queue: str = "short",
+        *options: str,
+        name: str | None = None,
+        capacity: int | None = 20,
+        **variables: str,
     ) -> Process:
         command = [sys.executable, "-m", "celery", "-A", "workers", "worker", "-P", "threads", "-E"]
         command += ["-Q", queue, "-n", f"{name or queue}@test", *options]
@@ -164,6 +169,7 @@ class Stage:
             "EYAS_STATE_DIR": str(self.folder),
             "EYAS_INTERNAL_TIMING": json.dumps(self.timing),
             "PYTHONPATH": str(ROOT),
+            **variables,
         }
         process = Process(command, self.folder / f"{name or queue}.log", env=environ)
         self.processes.append(process)

@@ -7,7 +7,9 @@ import sys
 import pytest
 from broker_stage import ROOT, Stage, until
 
-from workers.messages import Responded
+from storage.run import CaptureSpec, StatesMode
+from storage.tokens import response_digest
+from workers.messages import Capture, Captured, Responded
 
 
 def test_orders_become_results_and_nothing_is_left_behind(stage: Stage) -> None:
@@ -189,6 +191,42 @@ def test_nothing_runs_twice_when_every_connection_to_redis_is_cut(stage: Stage) 
     until(lambda: not stage.unacked() and not stage.waiting(), "and everything is acknowledged")
     assert server.stats()["started"] == 10
     assert not idle.ended()
+
+
+def test_a_full_spool_pauses_the_lane_and_fails_nothing(stage: Stage) -> None:
+    server = stage.server(seconds=0.05)
+    capture = CaptureSpec(name="final", hs_indices=(2,), norm="post", hidden_size=4)
+    stage.settings(capture_urls=(server.url,), capture=capture, states=StatesMode.REPLAY)
+    spool = stage.folder / "spool"
+    spool.mkdir(mode=0o700)
+    (spool / "other").write_bytes(bytes(200_000))
+    orders = stage.orders(6)
+    stage.publish(
+        [
+            Capture(
+                run=order.run,
+                id=order.id,
+                digest=response_digest(order.prompt),
+                dataset=order.dataset,
+                tokens=order.prompt,
+                prompt_length=3,
+                capture="final",
+            )
+            for order in orders
+        ]
+    )
+    stage.worker("capture", EYAS_SPOOL_MAX_GB="0.0001")
+    until(
+        lambda: (s := stage.snapshot("capture")) and s["state"] == "paused" and "full" in s["says"],
+        "it pauses and says why",
+    )
+    until(lambda: stage.waiting("capture") == 6 and not stage.unacked(), "the orders are in the queue")
+    assert server.stats()["started"] == 0
+    (spool / "other").unlink()
+    until(lambda: stage.waiting("sink.node1") == 6, "it goes on once there is room")
+    results = [result for result in stage.results("sink.node1") if isinstance(result, Captured)]
+    assert {result.states.spool.shape for result in results} == {(5, 1, 4)}
+    assert all((spool / result.states.spool.name).exists() for result in results)
 
 
 @pytest.mark.slow
