@@ -111,7 +111,7 @@ def sink_seconds(folder: Path, codec: Codec, batch: list[States], spool: Spool) 
     before, start = written_bytes(), time.perf_counter()
     commit = store.commit_states(batch, spool)
     seconds = time.perf_counter() - start
-    assert len(commit.stored) == len(batch)
+    assert len(commit.stored) == len(batch), (len(commit.stored), len(commit.lost), len(commit.duplicate))
     written = written_bytes() - before
     segments = folder / "states"
     stored = sum(path.stat().st_size for path in segments.rglob("*") if path.is_file())
