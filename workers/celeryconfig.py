@@ -7,7 +7,7 @@ The shortest `visibility_timeout` of all programs on one database wins, so all o
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from kombu import Exchange, Queue
@@ -49,9 +49,8 @@ def load_timing(environ: Mapping[str, str] = os.environ) -> Timing:
     text = environ.get(TIMING_VARIABLE)
     if not text:
         return Timing()
-    known = {f.name for f in fields(Timing)}
     try:
-        return Timing(**{name: float(json.loads(text)[name]) for name in json.loads(text) if name in known})
+        return Timing(**{name: float(value) for name, value in json.loads(text).items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"`{TIMING_VARIABLE}` cannot be read: {error}", code="settings.value") from None
 
