@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.errors import UnsuitableError, UsageError
 from storage.run import CaptureSpec
-from workers.facts import ServerFacts
+from workers.sglang.facts import ServerFacts
 
 NAMES = ("eagle3", "aux", "final")
 FEWEST_BLOCKS = 7

@@ -1,6 +1,6 @@
 """The lanes a manifest may ask for.
 
-Which lane a prompt of an `auto` dataset takes is decided where it is queued (`workers/orders.py`).
+Which lane a prompt of an `auto` dataset takes is decided where it is queued (`workers/feeder/orders.py`).
 """
 
 from enum import StrEnum

@@ -126,8 +126,8 @@ def _plan(prepared: "Prepared", template: "Template", limits: "Limits") -> "Data
     from producer.prompts import make_prompts
     from producer.skipped import SkippedRows
     from producer.sources import read_rows
-    from workers.orders import lanes_of
-    from workers.queues import Lane
+    from workers.broker.queues import Lane
+    from workers.feeder.orders import lanes_of
 
     name = prepared.dataset.name
     counts = [np.empty(0, np.int32)]

@@ -15,11 +15,11 @@ from producer.talk import say
 from producer.words import count
 from storage.run import StatesMode
 from storage.settings import RunSettings
-from workers.board import anyone_listening
+from workers.board.board import anyone_listening
+from workers.broker.connection import ping_or_explain
 from workers.config import Config
-from workers.connection import ping_or_explain
+from workers.feeder.wake import wake_feeder
 from workers.runs import RunView, claim, publish_view
-from workers.wake import wake_feeder
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -48,7 +48,7 @@ class Queue:
 
     def feed(self, store: "Store", settings: RunSettings) -> None:
         """Put the first window out, unless a sink feeds already, and say what is left to do."""
-        from workers.feeding import feed_first_window
+        from workers.feeder.feeding import feed_first_window
 
         window = feed_first_window(self._config, store)
         total, done, failed, left = _counts(store, settings)
@@ -68,7 +68,7 @@ class Queue:
         While prompts are read the first of them are out already; while somebody watches, a run
         without a sink still moves.
         """
-        from workers.feeding import keep_feeding
+        from workers.feeder.feeding import keep_feeding
 
         stopping = threading.Event()
         thread = threading.Thread(target=keep_feeding, args=(self._config, store, stopping), daemon=True)

@@ -16,7 +16,7 @@ from producer.sources import read_rows
 from producer.template import Template
 from storage.sample import Prompt
 from storage.store import Store
-from workers.orders import given_response
+from workers.feeder.orders import given_response
 
 GIVEN_AT_ONCE = 512
 """Responses of one commit; a tokenized row may be long."""

@@ -24,7 +24,7 @@ def is_ready(service: Service, pid: int, redis_url: str) -> bool:
 
 def answers_ping(redis_url: str) -> bool:
     """Whether this Redis takes commands from us; False while it still loads its file."""
-    from workers.presence import answers
+    from workers.board.presence import answers
 
     return answers(redis_url)
 
@@ -44,6 +44,6 @@ def answers_get(url: str) -> bool:
 
 def has_reported(redis_url: str, lane: str, pid: int) -> bool:
     """Whether this very process of the lane has put its snapshot into Redis, as it does once it consumes."""
-    from workers.presence import living
+    from workers.board.presence import living
 
     return any(process.pid == pid and process.lane == lane for process in living(redis_url))

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from producer.options import DEFAULT_OUTPUT_DIR
 from producer.words import duration
 from storage.errors import UnavailableError
-from workers.board import Board
-from workers.connection import without_password
-from workers.presence import Glance, glance
+from workers.board.board import Board
+from workers.board.presence import Glance, glance
+from workers.broker.connection import without_password
 
 STALE_S = 15.0
 """The feeder writes every second; a board older than this has nobody behind it."""

@@ -1,7 +1,7 @@
 """The servers of a run as the command line finds them: their addresses, who answers, who is unfit.
 
 Facts only: no server is sent a prompt. What a server's facts mean for the run is judged in
-`workers/suitability.py`.
+`workers/sglang/suitability.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from storage.errors import UnavailableError
 from storage.run import RunSpec
 from storage.settings import RunSettings
 from workers.config import read_state
-from workers.facts import ServerFacts, fetch_facts
-from workers.suitability import check_suitable, needs_of
+from workers.sglang.facts import ServerFacts, fetch_facts
+from workers.sglang.suitability import check_suitable, needs_of
 
 
 def addresses(
@@ -27,7 +27,7 @@ def addresses(
     The generating servers capture too where no others are named. Raises `UsageError` for what is
     no address.
     """
-    from workers.sglang import server_url
+    from workers.sglang.client import server_url
 
     named, captures = tuple(said.get("server_url", ())), tuple(said.get("capture_server_url", ()))
     urls = named or (before.server_urls if before else ())

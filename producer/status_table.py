@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from producer.talk import Fact, is_terminal
 from producer.words import big, count, duration, size
-from workers.board import Board, DatasetBoard, ServerState
+from workers.board.board import Board, DatasetBoard, ServerState
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

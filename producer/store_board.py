@@ -13,7 +13,7 @@ from storage.run import StatesMode
 from storage.settings import DatasetSettings, RunSettings, read_settings
 from storage.store import Store
 from storage.wanted import wanted
-from workers.board import Board, DatasetBoard
+from workers.board.board import Board, DatasetBoard
 
 
 def store_board(output_dir: Path) -> Board:

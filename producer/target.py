@@ -14,8 +14,8 @@ from producer.template import ModelFolder, Template, find_model
 from storage.errors import UnsuitableError
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
-from workers.facts import ServerFacts
-from workers.suitability import same_model
+from workers.sglang.facts import ServerFacts
+from workers.sglang.suitability import same_model
 
 REQUEST_MARGIN = 6
 """SGLang keeps so many tokens of the context for itself: `max_req_input_len`."""

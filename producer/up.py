@@ -186,8 +186,8 @@ def running_here(redis_url: str, node: str) -> frozenset[str]:
 
     Raises `UnavailableError` when the Redis does not answer.
     """
-    from workers.connection import ping_or_explain
-    from workers.presence import living
+    from workers.board.presence import living
+    from workers.broker.connection import ping_or_explain
 
     ping_or_explain(redis_url).close()
     return frozenset(process.lane for process in living(redis_url) if process.node == node)

@@ -1,0 +1,1 @@
+"""What is done: the Celery app, lanes, SGLang, the sink, the feeder and the embedded engine."""

@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from workers.celeryconfig import Timing, load_timing, settings
+from workers.broker.celeryconfig import Timing, load_timing, settings
+from workers.broker.connection import connect
+from workers.broker.lease import Lease
+from workers.broker.publish import Outage
 from workers.config import Config, load_config
-from workers.connection import connect
-from workers.lease import Lease
-from workers.publish import Outage
 
 
 class EyasApp(Celery):  # type: ignore[misc]
@@ -43,15 +43,15 @@ class EyasApp(Celery):  # type: ignore[misc]
     @cached_property
     def carried(self) -> Any:
         """What a lane process holds, over all its connections."""
-        from workers.carrying import Carried
-        from workers.consuming import names
+        from workers.broker.carrying import Carried
+        from workers.broker.consuming import names
 
         return Carried(self.lane.flight, names)
 
     @cached_property
     def Worker(self) -> Any:  # noqa: N802
         """The worker program, which Celery asks its app for."""
-        return self.subclass_with_self("workers.worker:Worker")
+        return self.subclass_with_self("workers.broker.worker:Worker")
 
 
 def create_app(config: Config, timing: Timing | None = None) -> EyasApp:
@@ -59,8 +59,8 @@ def create_app(config: Config, timing: Timing | None = None) -> EyasApp:
     app = EyasApp("eyas", set_as_current=False)
     app.config, app.timing = config, timing or load_timing()
     app.conf.update(settings(config.redis_url, app.timing))
-    app.steps["worker"].add("workers.worker:EndStep")
-    app.steps["consumer"].add("workers.consuming:AdmissionStep")
+    app.steps["worker"].add("workers.broker.worker:EndStep")
+    app.steps["consumer"].add("workers.broker.consuming:AdmissionStep")
     return app
 
 

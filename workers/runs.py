@@ -15,7 +15,7 @@ from redis import Redis
 from storage.errors import UnsuitableError
 from storage.run import Run, RunSpec
 from storage.settings import RunSettings
-from workers.keys import BOARD, RUN, SETTINGS, WINDOW
+from workers.broker.keys import BOARD, RUN, SETTINGS, WINDOW
 
 CLAIM = """
 local held = redis.call('GET', KEYS[1])

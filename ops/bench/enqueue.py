@@ -31,9 +31,9 @@ from producer.template import Template, find_model
 from storage.run import RunSpec, Sampling, StatesMode
 from storage.settings import DatasetSettings, RunSettings, write_settings
 from storage.store import Store
+from workers.board.presence import answers
 from workers.config import load_config
 from workers.engine import tiny_model_dir
-from workers.presence import answers
 
 PROMPTS = 7000
 NAMES = ("Ada", "Bo", "Chen", "Dina", "Emre", "Fay")

@@ -37,10 +37,10 @@ from producer.redis_server import find_redis, free_port, redis_arguments
 from storage.run import Run, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
 from storage.tokens import prompt_id
+from workers.broker.messages import Generate, decode
+from workers.broker.publish import publish_many
 from workers.celery import create_app
 from workers.config import load_config
-from workers.messages import Generate, decode
-from workers.publish import publish_many
 from workers.runs import RunView, publish_view
 
 ROOT = Path(__file__).parents[2]

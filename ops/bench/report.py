@@ -36,7 +36,8 @@ class Row:
         bound = f"≥ {self.at_least:g}" if self.at_least is not None else ""
         bound = f"≤ {self.at_most:g}" if self.at_most is not None else bound
         mark = "ok" if self.reached else "SHORT"
-        return f"{self.what:<74} {self.measured:>9.3g} {self.unit:<8} {bound:<8} {mark if bound else ''}".rstrip()
+        figure = f"{self.what:<74} {self.measured:>9.3g} {self.unit:<8}"
+        return f"{figure} {bound:<8} {mark}" if bound else figure.rstrip()
 
 
 def print_rows(rows: Iterable[Row]) -> None:

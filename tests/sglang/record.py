@@ -175,7 +175,7 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("flavour", choices=FLAVOURS)
     parser.add_argument("--key")
-    parser.add_argument("--folder", type=Path, default=Path("tests/workers/client/recorded"))
+    parser.add_argument("--folder", type=Path, default=Path("tests/workers/sglang/recorded"))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     FLAVOURS[options.flavour](Recorder(options.url, options.key, options.folder, options.flavour))

@@ -25,7 +25,7 @@ from store_making import (
 
 import storage
 from storage.codec import Codec
-from storage.errors import UnavailableError, UnsuitableError, UsageError
+from storage.errors import DamagedError, UnavailableError, UnsuitableError, UsageError
 from storage.index import Index, Outcome
 from storage.responses import stage_responses
 from storage.sample import Finish, Prompt
@@ -164,6 +164,28 @@ def test_a_response_that_a_compaction_has_moved_is_found_again(store: Store):
         for response in responses:
             assert_same(each.response(response.id), response)
         assert each.commit_responses(responses) == 0
+
+
+@pytest.mark.parametrize("trouble", ["gone", "damaged"])
+def test_a_moment_of_trouble_while_looking_leaves_no_gap_in_what_is_known(store: Store, trouble: str):
+    prompts = make_prompts(9)
+    add_all(store, prompts)
+    responses = [make_response(prompt) for prompt in prompts]
+    for part in (responses[:3], responses[3:6], responses[6:]):
+        store.commit_responses(part)
+    store.commit_failures([make_failure(make_prompts(1, seed=5)[0])])
+    other, index = Store.open(store.path), Index(Store.open(store.path), None)
+    path = store.path / "responses/s-00000002/id/c.0.0"
+    whole = path.read_bytes()
+    path.unlink() if trouble == "gone" else path.write_bytes(b"x" + whole[1:])
+    for look in (lambda: other.commit_responses(responses), index.refresh):
+        with pytest.raises(DamagedError):
+            look()
+    path.write_bytes(whole)
+    assert other.commit_responses(responses) == 0
+    assert index.refresh()
+    assert index.dataset("B1").outcome.tolist() == [Outcome.RESPONDED] * 9
+    assert not index.refresh()
 
 
 def test_an_empty_batch_commits_nothing(store: Store, spool: Spool):

@@ -19,7 +19,7 @@ import storage
 from tests.producer.up.supervised import until
 from tests.system.machine import Machine, machine_in
 from tests.system.prompts import write_prompts
-from workers.presence import glance
+from workers.board.presence import glance
 
 OURS = {"short": 12, "capture": 8, "sink": 8, "enqueue": 8}
 EVERYTHING = {"redis": 3, "engine": 3, "short": 2, "long": 1, "capture": 2, "sink": 2, "enqueue": 2}

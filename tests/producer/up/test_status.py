@@ -12,7 +12,7 @@ import redis
 
 from tests.producer.up.stored import DATASET, board, small_store
 from tests.producer.up.supervised import until
-from workers.board import write_board
+from workers.board.board import write_board
 from workers.runs import claim
 
 NOBODY = "redis://127.0.0.1:1/0"

@@ -23,11 +23,11 @@ import redis
 from storage.run import Run, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
 from storage.tokens import as_tokens, prompt_id
+from workers.broker.celeryconfig import Timing
+from workers.broker.messages import Generate, Message, decode
+from workers.broker.publish import publish_many
 from workers.celery import create_app
-from workers.celeryconfig import Timing
 from workers.config import load_config
-from workers.messages import Generate, Message, decode
-from workers.publish import publish_many
 from workers.runs import RunView, publish_view
 
 ROOT = Path(__file__).parents[3]

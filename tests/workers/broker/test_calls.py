@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.calls import LONGEST_RAMP_S, OUTAGE_S, Calls
+from workers.lane.calls import LONGEST_RAMP_S, OUTAGE_S, Calls
 
 
 class Clock:

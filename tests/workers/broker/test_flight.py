@@ -1,6 +1,6 @@
 """Single flight: what a second delivery of an order does."""
 
-from workers.flight import REMEMBERED, Arrival, Flight
+from workers.lane.flight import REMEMBERED, Arrival, Flight
 
 
 class Settled:

@@ -7,8 +7,8 @@ import msgpack
 from broker_stage import Stage, until
 
 from storage.run import Sampling
-from workers.messages import Failed, Responded, decode, encode
-from workers.publish import publish_many
+from workers.broker.messages import Failed, Responded, decode, encode
+from workers.broker.publish import publish_many
 
 
 def test_nothing_in_a_queue_stops_a_lane_and_it_is_kept_for_a_look(stage: Stage) -> None:

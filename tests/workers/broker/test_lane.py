@@ -9,7 +9,7 @@ from broker_stage import ROOT, Stage, until
 
 from storage.run import CaptureSpec, StatesMode
 from storage.tokens import response_digest
-from workers.messages import Capture, Captured, Responded
+from workers.broker.messages import Capture, Captured, Responded
 
 
 def test_orders_become_results_and_nothing_is_left_behind(stage: Stage) -> None:
@@ -304,7 +304,8 @@ def test_a_shutdown_by_remote_control_gives_calls_back_too(stage: Stage) -> None
 
 
 def test_a_lane_imports_neither_zarr_nor_transformers() -> None:
-    modules = "workers.worker, workers.consuming, workers.lane, workers.tasks, workers.celery"
+    modules = "workers.broker.worker, workers.broker.consuming, workers.celery, workers.lane.lane"
+    modules += ", workers.lane.tasks"
     script = (
         f"import sys, {modules}; print([m for m in ('zarr', 'transformers', 'datasets') if m in sys.modules])"
     )

@@ -1,6 +1,6 @@
 """A pause of a lane: how long, and until when."""
 
-from workers.pause import FIRST_S, LONGEST_S, Pause
+from workers.lane.pause import FIRST_S, LONGEST_S, Pause
 
 
 class Clock:

@@ -12,11 +12,11 @@ from storage.errors import UnavailableError, UsageError
 from storage.sample import Failure, Finish, Response, SpoolRef, States
 from storage.sample import Stage as SampleStage
 from storage.tokens import as_tokens, response_digest
-from workers.connection import ping_or_explain, without_password
-from workers.messages import Capture, Captured, Failed, Responded, decode
-from workers.publish import order_key, publish, publish_many, queue_of, summary, task_name
-from workers.queues import Lane, role_of
-from workers.tasks import outcome_text
+from workers.broker.connection import ping_or_explain, without_password
+from workers.broker.messages import Capture, Captured, Failed, Responded, decode
+from workers.broker.publish import order_key, publish, publish_many, queue_of, summary, task_name
+from workers.broker.queues import Lane, role_of
+from workers.lane.tasks import outcome_text
 
 TOKENS = as_tokens([1, 2, 3, 4, 5])
 RESPONSE = Response(

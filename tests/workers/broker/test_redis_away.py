@@ -9,7 +9,7 @@ import redis
 from broker_stage import Stage, staged, until
 
 from producer.redis_server import find_redis, free_port, redis_arguments
-from workers.messages import Responded
+from workers.broker.messages import Responded
 
 
 class OwnRedis:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from workers.slots import TWIN, Asked, Slots
+from workers.lane.slots import TWIN, Asked, Slots
 
 URL = "http://a:1"
 

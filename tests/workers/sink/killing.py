@@ -1,7 +1,7 @@
 """A sink that kills its own process at a chosen step: `EYAS_TEST_KILL_AT=<step>:<nth time>`.
 
 The real app with its own `Store` and acknowledgement wrapped; started by `celery -A
-tests.workers.sink.killing`. Without the variable it is the real sink, only quicker to redeliver.
+tests.workers.sink.commit.killing`. Without the variable it is the real sink, only quicker to redeliver.
 """
 
 import os
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from storage.store import Store
-from workers.batching import Held
+from workers.broker.worker import Worker
 from workers.celery import app
-from workers.sink_step import SinkStep
-from workers.worker import Worker
+from workers.sink.batching import Held
+from workers.sink.step import SinkStep
 
 _step, _, _times = os.environ.get("EYAS_TEST_KILL_AT", "").partition(":")
 _left = int(_times or 0)
@@ -69,7 +69,7 @@ class MortalStep(SinkStep):
 class MortalWorker(Worker):
     def on_before_init(self, **options):
         super().on_before_init(**options)
-        self.app.steps["consumer"].discard("workers.sink_step:SinkStep")
+        self.app.steps["consumer"].discard("workers.sink.step:SinkStep")
         self.app.steps["consumer"].add(MortalStep)
 
 

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
+from tests.workers.sink.commit.making import answer_order
 
 from storage.errors import FullError
 from storage.spool import Spool
 from storage.store import Store
-from tests.workers.sink.making import answer_order
-from workers.board import ProcessSnapshot, read_processes
+from workers.board.board import ProcessSnapshot, read_processes
+from workers.broker.celeryconfig import TIMING_VARIABLE, Timing
+from workers.broker.messages import Capture, Generate, decode
+from workers.broker.publish import publish_many
 from workers.celery import create_app
-from workers.celeryconfig import TIMING_VARIABLE, Timing
 from workers.config import load_config
-from workers.messages import Capture, Generate, decode
-from workers.publish import publish_many
 
 ROOT = Path(__file__).parents[3]
 TIMING = {"visibility_s": 2, "renew_s": 0.5, "sweep_s": 0.5}
@@ -59,7 +59,7 @@ class Machine:
         environ = {**os.environ, **self.environ, "PYTHONPATH": str(ROOT), "EYAS_TEST_KILL_AT": kill_at}
         if output is not None:
             environ["EYAS_OUTPUT_DIR"] = str(output)
-        app = app or ("tests.workers.sink.killing" if kill_at else "workers")
+        app = app or ("tests.workers.sink.commit.killing" if kill_at else "workers")
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "threads", "-c", "1"]
         command += ["-Q", "sink", "-n", f"{name}@test", "-E"]
         with (self.folder / f"{name}.log").open("ab") as log:

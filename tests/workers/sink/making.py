@@ -12,7 +12,7 @@ from storage.settings import DatasetSettings, RunSettings, write_settings
 from storage.spool import Spool, spool_name
 from storage.store import Store
 from storage.tokens import as_tokens, prompt_id, response_digest
-from workers.messages import Capture, Captured, Failed, Generate, Responded
+from workers.broker.messages import Capture, Captured, Failed, Generate, Responded
 
 CAPTURE = CaptureSpec(name="eagle3", hs_indices=(1, 2), norm="none", hidden_size=8)
 

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 import redis
-
-from storage.run import StatesMode
-from storage.sample import Finish, Stage
-from storage.settings import DatasetSettings, write_settings
-from storage.spool import Spool
-from storage.store import Store
-from tests.workers.sink.conftest import QuickHost
-from tests.workers.sink.making import (
+from tests.workers.sink.commit.conftest import QuickHost
+from tests.workers.sink.commit.making import (
     CAPTURE,
     add_dataset,
     answer_order,
@@ -23,17 +17,23 @@ from tests.workers.sink.making import (
     make_settings,
     make_store,
 )
-from workers.board import ProcessSnapshot, read_board, write_process
-from workers.choosing import Room
-from workers.feeder import GIVEN_AFTER_S, Feeder
-from workers.keys import FEEDER, UNACKED, WINDOW, window_field
-from workers.messages import Capture, Failed, Generate, Message
-from workers.queues import SINK
-from workers.reconcile import APART_S, GONE_S
-from workers.reporting import SETTLED_S
-from workers.role import Role, RoleLostError
+
+from storage.run import StatesMode
+from storage.sample import Finish, Stage
+from storage.settings import DatasetSettings, write_settings
+from storage.spool import Spool
+from storage.store import Store
+from workers.board.board import ProcessSnapshot, read_board, write_process
+from workers.board.reporting import SETTLED_S
+from workers.broker.keys import FEEDER, UNACKED, WINDOW, window_field
+from workers.broker.messages import Capture, Failed, Generate, Message
+from workers.broker.queues import SINK
+from workers.feeder.choosing import Room
+from workers.feeder.feeder import GIVEN_AFTER_S, Feeder
+from workers.feeder.reconcile import APART_S, GONE_S
+from workers.feeder.role import Role, RoleLostError
 from workers.runs import claim, read_carried, read_view
-from workers.sink import Sink
+from workers.sink.commit import Sink
 
 
 class Clock:
@@ -339,9 +339,9 @@ def test_lost_orders_of_one_lane_do_not_wait_for_another_without_workers(stage: 
 
 
 def test_results_for_a_node_that_is_gone_are_dropped_and_made_again(stage: Make, redis_url: str) -> None:
+    from workers.broker.publish import publish_many
     from workers.celery import create_app
     from workers.config import load_config
-    from workers.publish import publish_many
 
     s = stage({"B1": 1})
     s.work(s.step())

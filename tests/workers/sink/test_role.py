@@ -6,9 +6,9 @@ import time
 import pytest
 import redis
 
-from workers.keys import FEEDER
-from workers.role import Role, RoleLostError, holder_of
-from workers.wake import wait_for_wake, wake_feeder
+from workers.broker.keys import FEEDER
+from workers.feeder.role import Role, RoleLostError, holder_of
+from workers.feeder.wake import wait_for_wake, wake_feeder
 
 
 def test_two_ask_and_one_holds(client: redis.Redis) -> None:

@@ -1,0 +1,101 @@
+"""Writing the board, once a second: what the feeder sees, and what the processes say of themselves.
+
+The adding up is in `scoreboard.py`. Nothing here decides anything.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from redis import Redis
+
+from storage.run import Run
+from storage.settings import RunSettings
+from workers.board.board import Board, read_board, read_processes, write_board
+from workers.board.rates import RateMeter
+from workers.board.scoreboard import (
+    Wasted,
+    dataset_board,
+    lane_boards,
+    notes_of,
+    server_boards,
+    sink_boards,
+    tokens_left,
+    totals_of,
+)
+from workers.broker.backlog import read_backlog
+from workers.broker.queues import SINK, Lane
+from workers.feeder.feed import Feed
+from workers.feeder.window import Window
+
+EVERY_S = 1.0
+SETTLED_S = 3.0
+"""What is wrong in a run's first seconds is mostly that not everybody has looked at it yet."""
+
+
+class Reporter:
+    """One feeder's view of its run over time."""
+
+    def __init__(self, redis: Redis, run: Run, holder: str, clock: Callable[[], float]) -> None:
+        self._redis, self._run, self._holder, self._clock = redis, run, holder, clock
+        self._started = time.time()
+        self._notes_from = clock() + SETTLED_S
+        self._meter = RateMeter()
+        self._wasted: Wasted | None = None
+        self._written_at, self._was_finished = float("-inf"), False
+
+    def report(
+        self,
+        *,
+        settings: RunSettings,
+        output_dir: str,
+        feeds: Mapping[str, Feed],
+        window: Window,
+        finished: bool,
+        republished: int,
+    ) -> None:
+        """Write the board, unless that was less than a second ago and it was as finished as now."""
+        now = self._clock()
+        if now - self._written_at < EVERY_S and finished == self._was_finished:
+            return
+        self._written_at, self._was_finished = now, finished
+        processes, backlog = read_processes(self._redis), read_backlog(self._redis)
+        if self._wasted is None:
+            before = read_board(self._redis)
+            known = sum(process.wasted for process in processes)
+            same = before is not None and before.run_id == self._run.id
+            self._wasted = Wasted(max(0, before.wasted - known) if before is not None and same else 0)
+        progress = {name: feed.progress for name, feed in feeds.items()}
+        self._meter.add(now, totals_of(progress))
+        left = tokens_left(progress, settings)
+        servers = server_boards(settings, processes)
+        out = {name: [len(feed.out(lane, window.out(name))) for lane in Lane] for name, feed in feeds.items()}
+        waiting_for = {lane: sum(counts[at] for counts in out.values()) for at, lane in enumerate(Lane)}
+        free = [p.disk_free_bytes for p in processes if p.disk_free_bytes is not None]
+        board = Board(
+            run_id=self._run.id,
+            model=self._run.spec.model,
+            output_dir=output_dir,
+            at=time.time(),
+            started=self._started,
+            holder=self._holder,
+            states=settings.states,
+            finished=finished,
+            datasets=tuple(
+                dataset_board(name, feed.progress, settings, reading=feed.reading, queued=sum(out[name]))
+                for name, feed in feeds.items()
+            ),
+            lanes=lane_boards(settings, processes, backlog),
+            servers=servers,
+            sinks=sink_boards(processes, backlog),
+            rates=self._meter.rates(),
+            left_s=0.0 if finished else None if left is None else self._meter.left_s(left),
+            window=len(window),
+            unacked=backlog.unacked,
+            sink_waiting=backlog.results + sum(p.in_flight for p in processes if p.lane == SINK),
+            wasted=self._wasted.add(processes),
+            republished=republished,
+            spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
+            disk_free_bytes=min(free, default=None),
+            notes=notes_of(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
+        )
+        write_board(self._redis, board)

@@ -1,0 +1,81 @@
+"""The lease on messages this process holds: renewed, so that only a dead process loses them.
+
+kombu records when it received a message in the sorted set `unacked_index` and gives it to another
+process once that is `visibility_timeout` ago, running or not. Renewing the times of what is held
+makes a short timeout safe for calls of any length. kombu has no interface for it, so its state
+is read directly: kombu is pinned, and `tests/workers/broker` would notice.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis, RedisError
+
+from workers.broker.keys import UNACKED_INDEX
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """Renews what one process holds, from a thread of its own: Celery's may be busy or waiting."""
+
+    def __init__(self, redis: Redis, renew_s: float) -> None:
+        self._redis = redis
+        self._renew_s = renew_s
+        self._qos: Any = None
+        self._carried: Sequence[str] = ()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, qos: Any) -> None:
+        """Renew what this kombu `QoS` holds from now on; a reconnect brings another."""
+        self._qos, self._carried = qos, ()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._renew_on, name="lease", daemon=True)
+            self._thread.start()
+
+    def keep(self, tags: Sequence[str]) -> None:
+        """Renew these too until the next `watch`: their connection is lost, their orders run."""
+        self._carried = tags
+
+    def held(self) -> Sequence[str]:
+        """Delivery tags of the messages that are neither acknowledged nor given back."""
+        qos = self._qos
+        if qos is None:
+            return ()
+        while True:
+            try:
+                dirty = set(qos._dirty)
+                return [*self._carried, *(tag for tag in list(qos._delivered) if tag not in dirty)]
+            except RuntimeError:
+                # Changed by Celery's thread while it was copied.
+                continue
+
+    def renew(self) -> int:
+        """Renew now; how many messages are held.
+
+        Only times that are there are set (`XX`): a message that was acknowledged meanwhile must
+        not come back.
+        """
+        tags = self.held()
+        if tags:
+            now = time.time()
+            self._redis.zadd(UNACKED_INDEX, dict.fromkeys(tags, now), xx=True)
+        return len(tags)
+
+    def _renew_on(self) -> None:
+        waiting = False
+        while True:
+            time.sleep(self._renew_s)
+            try:
+                self.renew()
+                waiting = False
+            except (RedisError, OSError) as error:
+                if not waiting:
+                    logger.warning("lease.waiting error=%r", str(error))
+                waiting = True
+            # The edge of the thread: without it every message would run again and again.
+            except Exception:
+                logger.exception("lease failed")

@@ -1,0 +1,295 @@
+"""The HTTP client of SGLang: facts, a one-token probe, generate. It sends once and never retries.
+
+httpx on one asyncio loop, through aiohttp's transport: httpx's own costs 25 to 40 times the CPU at 150
+calls in flight (`ops/bench/client.py`). What follows from an error is in `outcomes.py`; what a
+request holds, in `requests.py`.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from storage.errors import FullError, UnsuitableError, UsageError
+from storage.run import CaptureSpec, Sampling
+from workers.sglang.facts import ServerFacts, read_facts
+from workers.sglang.http_errors import error_message, refusal
+from workers.sglang.outcomes import CallError, ServerAwayError
+from workers.sglang.reply import Reply, read_reply
+from workers.sglang.requests import probe_body
+
+CONNECT_S = 5.0
+"""A host that does not accept in this time is away."""
+ASK_S = 15.0
+"""Deadline of a question that costs the server nothing: facts, `/ready`."""
+PROBE_S = 60.0
+"""Deadline of one token: it waits behind whatever the server is doing."""
+KEEPALIVE_S = 3.0
+"""Idle connections are dropped before SGLang's server drops them (5 s), which would look like its death."""
+ERROR_BYTES = 65_536
+"""Read of an error's body, at most."""
+REPLY_BYTES = 64 << 20
+"""A reply without states is smaller, or garbage."""
+
+NEVER_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""What aiohttp raises before a request is sent: no host, refused, not accepted."""
+
+Body = Mapping[str, Any]
+"""A request to `/generate`."""
+
+
+def server_url(text: str) -> str:
+    """The address in its one spelling: `http://host:port`, no slash at the end.
+
+    Raises `UsageError` for what is not an address.
+    """
+    url = text.strip().rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
+        raise UsageError(
+            f"`{text}` is not a server's address",
+            code="server.address",
+            hint="like `http://host:30000`; a key goes into EYAS_SERVER_API_KEY",
+        )
+    return url
+
+
+class SGLangClient:
+    """Calls to any number of servers from one event loop.
+
+    Every method raises `ServerAwayError` when the server cannot be reached. An async context
+    manager, to be opened and closed on the loop that uses it.
+    """
+
+    def __init__(self, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(
+            transport=AiohttpTransport(client=_session),
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Drop every connection; calls still running fail."""
+        await self._http.aclose()
+
+    async def facts(self, url: str) -> ServerFacts:
+        """What the server says of itself.
+
+        Raises `UnsuitableError` when what answers is no SGLang or does not take the key.
+        """
+        info = await self._ask(url, "/server_info", "/get_server_info")
+        model = await self._ask(url, "/model_info", "/get_model_info")
+        models = {} if info.get("context_length") else await self._ask(url, "/v1/models", needed=False)
+        try:
+            return read_facts(info, model, models)
+        except UnsuitableError as error:
+            raise UnsuitableError(f"{url}: {error.message}", code=error.code, hint=error.hint) from None
+
+    async def probe(
+        self,
+        url: str,
+        *,
+        sampling: Sampling | None = None,
+        capture: CaptureSpec | None = None,
+        deadline_s: float = PROBE_S,
+    ) -> None:
+        """Returns when the server has generated one token: what no health route proves.
+
+        With `capture` it asks a stock server for states as well. Raises `UnsuitableError` when it
+        refuses to sample in this way, or its rows are not as wide as the capture's.
+        """
+        body = probe_body(sampling or Sampling(), states=capture is not None)
+        try:
+            decoded = await self._generate(url, body, deadline_s)
+            if capture is None:
+                read_reply(decoded)
+                return
+            width = len(decoded["meta_info"]["hidden_states"][0][0])
+        except (CallError, FullError) as error:
+            if error.code == "server.slow":
+                return  # it waited its whole deadline in the queue of a server that is full and lives
+            if error.code == "server.refused":
+                raise UnsuitableError(
+                    f"{url} refuses what the run asks: {error.message}",
+                    code=error.code,
+                    hint="its values are in `run.json` under `sampling`; begin another run with others",
+                ) from None
+            raise ServerAwayError(f"{url}: the probe got: {error.message}", code=error.code) from None
+        except (KeyError, TypeError, IndexError) as error:
+            message = f"{url}: the probe got no hidden states: {error!r}"
+            raise ServerAwayError(message, code="states.missing") from None
+        wanted = len(capture.hs_indices) * capture.hidden_size
+        if width != wanted:
+            raise UnsuitableError(
+                f"{url} gives rows of `{width}` values; `{capture.name}` is {len(capture.hs_indices)} × "
+                f"{capture.hidden_size}",
+                code="server.other_layers",
+                hint="start it with the layers that the run wants: `--return-aux-hidden-state-layer-ids`",
+            )
+
+    async def answers(self, url: str) -> bool:
+        """Whether anything answers HTTP there now, draining or not."""
+        try:
+            async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{url}/ready"):
+                return True
+        except (httpx.HTTPError, TimeoutError, OSError):
+            return False
+
+    async def advances(self, url: str, deadline_s: float) -> bool:
+        """Whether the server produced any token meanwhile, its own or another's.
+
+        `/health_generate` answers as soon as any request gets a token, so a full server passes
+        where a probe would wait in its queue. A server without the route passes.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                async with self._http.stream("GET", f"{url}/health_generate") as response:
+                    return response.status_code < 500
+        except (httpx.HTTPError, TimeoutError, OSError):
+            return False
+
+    async def generate(self, url: str, body: Body, *, deadline_s: float) -> Reply:
+        """The reply to one request whose states, if any, do not come in it.
+
+        Raises `CallError` when the call or its reply went wrong, `FullError` when the server's
+        spool is full. Cancelled, it closes the connection and the server aborts the request.
+        """
+        return read_reply(await self._generate(url, body, deadline_s))
+
+    async def generate_to_file(
+        self, url: str, body: Body, path: Path, *, max_bytes: int, deadline_s: float
+    ) -> None:
+        """Stream the reply to one request to `path`, unread; raises as `generate` does.
+
+        The caller deletes the file, whatever happens.
+        """
+        size = 0
+        async with self._post(url, body, deadline_s) as response:
+            with path.open("wb") as file:
+                async for chunk in response.aiter_bytes():
+                    size += len(chunk)
+                    if size > max_bytes:
+                        raise CallError(f"the reply is longer than `{max_bytes}` bytes", code="reply.garbage")
+                    file.write(chunk)
+
+    async def _generate(self, url: str, body: Body, deadline_s: float) -> Any:
+        content = bytearray()
+        async with self._post(url, body, deadline_s) as response:
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > REPLY_BYTES:
+                    raise CallError(f"the reply is longer than `{REPLY_BYTES}` bytes", code="reply.garbage")
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise CallError(f"the reply is not JSON: {error}"[:300], code="reply.garbage") from None
+
+    @asynccontextmanager
+    async def _post(self, url: str, body: Body, deadline_s: float) -> AsyncIterator[httpx.Response]:
+        """The answer to `/generate` when it is a 200; errors inside the block are told apart too."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                async with self._http.stream("POST", f"{url}/generate", json=body) as response:
+                    if response.status_code != 200:
+                        raise refusal(url, response.status_code, await _beginning(response))
+                    yield response
+        except httpx.TransportError as error:
+            # aiohttp's transport has one name for "refused" and "dropped in mid-call": its cause tells.
+            if isinstance(error.__cause__, NEVER_CONNECTED):
+                raise _unreachable(url, error) from None
+            # Asked, since the reset of a proxy before a living server counts against the sample.
+            if await self.answers(url):
+                raise CallError(
+                    f"{url}: the connection broke in mid-call: {_said(error)}", code="server.broke"
+                ) from None
+            raise ServerAwayError(
+                f"{url}: the connection broke and nothing answers", code="server.died", in_flight=True
+            ) from None
+        except TimeoutError:
+            if await self.advances(url, PROBE_S):
+                raise CallError(f"{url}: no reply in `{deadline_s:.0f}` s", code="server.slow") from None
+            raise ServerAwayError(
+                f"{url}: no reply in `{deadline_s:.0f}` s, and it produces no token",
+                code="server.hanging",
+                in_flight=True,
+            ) from None
+
+    async def _ask(self, url: str, *paths: str, needed: bool = True) -> dict[str, Any]:
+        """The JSON object at the first of the paths that exists; empty when none is `needed`."""
+        status, content = 404, b""
+        try:
+            async with asyncio.timeout(ASK_S):
+                for path in paths:
+                    response = await self._http.get(f"{url}{path}")
+                    status, content = response.status_code, response.content
+                    if status != 404:
+                        break
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise _unreachable(url, error) from None
+        if status in (401, 403):
+            raise UnsuitableError(
+                f"{url} does not take the key",
+                code="server.key",
+                hint="set EYAS_SERVER_API_KEY to the server's `--api-key`",
+            )
+        if status >= 500:
+            raise ServerAwayError(f"{url}: `{status}` {error_message(content)}", code="server.busy")
+        try:
+            decoded = json.loads(content) if status == 200 else None
+        except ValueError:
+            decoded = None
+        if isinstance(decoded, dict):
+            return decoded
+        if not needed:
+            return {}
+        raise UnsuitableError(
+            f"{url} answers `{paths[0]}` with `{status}`: not an SGLang server",
+            code="server.not_sglang",
+            hint="give the address of an SGLang server with `--server-url`",
+        )
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    content = b""
+    async for chunk in response.aiter_bytes():
+        content += chunk
+        if len(content) > ERROR_BYTES:
+            break
+    return content
+
+
+def _unreachable(url: str, error: Exception) -> ServerAwayError:
+    return ServerAwayError(
+        f"no server answers at {url}: {_said(error)}",
+        code="server.unreachable",
+        hint="start it, or give its address with `--server-url`; without a GPU: `producer up --engine`",
+    )
+
+
+def _said(error: Exception) -> str:
+    return str(error)[:200] or type(error).__name__
+
+
+def _session() -> aiohttp.ClientSession:
+    """Without aiohttp's own limit of 100 connections, which would queue calls that hold a slot."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

@@ -1,0 +1,106 @@
+"""What `/generate` answered, read from its JSON: the edge where a server's words become ours.
+
+Whether the reply is what was asked for is in `checks.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage.errors import FullError, UsageError
+from storage.sample import SpoolRef, Timings
+from storage.tokens import Tokens, as_tokens
+from workers.sglang.outcomes import CallError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepliedStates:
+    """Where a reply's states lie and what they are."""
+
+    ref: SpoolRef
+    hs_indices: tuple[int, ...]
+    norm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One call's answer, its hidden states left out."""
+
+    rid: str
+    """The request's id, as the server repeats it."""
+    tokens: Tokens
+    """Output ids, int32 [T], the stop token included."""
+    text: str
+    finish: str
+    """`stop`, `length`, `abort`, or whatever else it says."""
+    finish_message: str
+    """Why it was aborted; else empty."""
+    finish_status: int
+    """HTTP status that goes with an abort; 0 when none is given."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    retractions: int
+    timings: Timings
+    states: RepliedStates | None
+
+
+def read_reply(content: Any) -> Reply:
+    """The reply in the decoded body.
+
+    Raises `CallError` when it is not one, `FullError` when the server's spool had no room.
+    """
+    try:
+        return _read(content)
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+        raise CallError(f"the reply is not `/generate`'s: {error!r}"[:300], code="reply.garbage") from None
+
+
+def _read(content: Any) -> Reply:
+    meta = content["meta_info"]
+    finish = meta["finish_reason"]
+    return Reply(
+        rid=str(meta["id"]),
+        tokens=as_tokens(content["output_ids"]),
+        text=printable(str(content.get("text") or "")),
+        finish=str(finish["type"]),
+        finish_message=str(finish.get("message") or ""),
+        finish_status=int(finish.get("status_code") or 0),
+        prompt_tokens=int(meta["prompt_tokens"]),
+        completion_tokens=int(meta["completion_tokens"]),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        retractions=int(meta.get("num_retractions") or 0),
+        timings=Timings(
+            e2e_s=float(meta.get("e2e_latency") or 0.0),
+            queue_s=float(meta.get("queue_time") or 0.0),
+            first_token_s=float(meta.get("first_token_latency") or 0.0),
+        ),
+        states=_read_states(meta["eyas_states"]) if meta.get("eyas_states") else None,
+    )
+
+
+def _read_states(content: Mapping[str, Any]) -> RepliedStates:
+    error = content.get("error")
+    if error == "spool.full":
+        raise FullError(f"the server's spool is full: {content.get('message', '')}", code="spool.full")
+    if error:
+        raise CallError(
+            f"the server could not write the states: `{error}` {content.get('message', '')}",
+            code="states.missing",
+        )
+    t, layers, hidden = (int(size) for size in content["shape"])
+    return RepliedStates(
+        ref=SpoolRef(
+            node=str(content["node"]),
+            name=str(content["name"]),
+            shape=(t, layers, hidden),
+            crc32=int(content["crc32"]),
+        ),
+        hs_indices=tuple(int(i) for i in content["hs_indices"]),
+        norm=str(content["norm"]),
+    )
+
+
+def printable(text: str) -> str:
+    """Without the lone halves of a pair that JSON can say and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,269 @@
+"""Which servers a lane may call: each is connected, watched, left when it goes, and found again.
+
+Lives on the lane's one event loop; what other threads read is replaced whole. It does not choose
+among servers or count slots (the lane does), nor make the calls (`execute.py`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from storage.errors import EyasError, UnsuitableError
+from workers.board.board import ServerSnapshot, ServerState
+from workers.sglang.client import SGLangClient
+from workers.sglang.facts import ServerFacts
+from workers.sglang.outcomes import RECONNECT, Backoff, CallError, ServerAwayError
+from workers.sglang.suitability import Needs, check_suitable
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often servers are looked at; tests hurry."""
+
+    recheck_s: float = 10.0
+    """Between looks at a server that is unsuitable: somebody may restart it with other flags."""
+    watch_s: float = 30.0
+    """Between looks at a healthy one. A call's own error is noticed at once; these find the
+    server that hangs, and the one that was restarted while no call was running."""
+    advance_s: float = 25.0
+    """In which it must have produced a token: `/health_generate` itself gives up after 20."""
+    strikes: int = 3
+    """Looks in a row that must fail before a healthy server is away: a long prefill fails one."""
+    strike_s: float = 5.0
+    """Between looks after a failed one."""
+    reconnect: Backoff = RECONNECT
+    """Between attempts to reach a server that is away."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """One address."""
+
+    snapshot: ServerSnapshot
+    task: asyncio.Task[None] | None = None
+    facts: ServerFacts | None = None
+    weights: str | None = None
+    """Weight version when first connected."""
+    lost: ServerAwayError | None = None
+    """Why it was left, until it is connected again."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+
+
+class ServerPool:
+    """The servers of one lane process. To be made and closed on its event loop."""
+
+    def __init__(
+        self,
+        client: SGLangClient,
+        *,
+        on_facts: Callable[[ServerFacts], Awaitable[None]] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """`on_facts` is awaited with a server's facts before its first call; while it fails, none is made."""
+        self._client = client
+        self._on_facts = on_facts
+        self._pace = pace or Pace()
+        self._loop = asyncio.get_running_loop()
+        self._needs: Needs | None = None
+        self._servers: dict[str, _Server] = {}
+        self._facts: Mapping[str, ServerFacts] = MappingProxyType({})
+
+    @property
+    def facts(self) -> Mapping[str, ServerFacts]:
+        """Address → facts, of the servers that take calls now; safe to read from any thread."""
+        return self._facts
+
+    def healthy(self) -> tuple[str, ...]:
+        """The servers that take calls now, in the order wanted; safe from any thread."""
+        return tuple(self._facts)
+
+    def snapshot(self) -> tuple[ServerSnapshot, ...]:
+        """Every wanted server as this process sees it, its slots left at 0; safe from any thread."""
+        return tuple(
+            replace(server.snapshot, in_flight=len(server.calls)) for server in list(self._servers.values())
+        )
+
+    def want(self, urls: Sequence[str], needs: Needs) -> None:
+        """Use these servers, for this, from now on; safe from any thread, and cheap to repeat."""
+        self._loop.call_soon_threadsafe(self._want, tuple(dict.fromkeys(urls)), needs)
+
+    def mark_away(self, url: str, error: ServerAwayError) -> None:
+        """Send no more calls to a server until a probe has come back; safe from any thread."""
+        self._loop.call_soon_threadsafe(self._leave, url, error)
+
+    async def call(self, url: str, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns, and the server marked away when it raises `ServerAwayError`.
+
+        Raises `ServerAwayError` too when the server is found to hang while the work waits.
+        """
+        task = asyncio.ensure_future(work)
+        server = self._servers.get(url)
+        if server is None:
+            task.cancel()
+            raise ServerAwayError(f"{url} is not wanted any more", code="server.unreachable")
+        server.calls[task] = None
+        try:
+            return await task
+        except ServerAwayError as error:
+            self._leave(url, error)
+            raise
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if server.lost is not None and caller is not None and not caller.cancelling():
+                raise ServerAwayError(
+                    server.lost.message, code=server.lost.code, in_flight=server.lost.in_flight
+                ) from None
+            raise
+        finally:
+            server.calls.pop(task, None)
+
+    async def close(self) -> None:
+        """Stop watching; calls in flight are the callers' to end."""
+        tasks = [server.task for server in self._servers.values() if server.task]
+        self._servers.clear()
+        self._publish()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _want(self, urls: tuple[str, ...], needs: Needs) -> None:
+        if needs != self._needs:
+            self._needs = needs
+            for server in self._servers.values():
+                server.woken.set()
+        if urls == tuple(self._servers):
+            return
+        before, self._servers = self._servers, {}
+        for url in urls:
+            if url in before:
+                server = before.pop(url)
+            else:
+                unknown = ServerSnapshot(url=url, state=ServerState.UNKNOWN, since=time.time())
+                server = _Server(snapshot=unknown)
+                server.task = self._loop.create_task(self._keep(url, server))
+            self._servers[url] = server
+        for left in before.values():
+            if left.task:
+                left.task.cancel()
+        self._publish()
+
+    async def _keep(self, url: str, server: _Server) -> None:
+        """Connect, watch, and connect again, for as long as the server is wanted."""
+        failures = 0
+        while True:
+            server.woken.clear()
+            try:
+                facts = await self._connect(url, server)
+            except UnsuitableError as error:
+                failures = 0
+                self._set(url, server, ServerState.UNSUITABLE, error)
+                pause_s = self._pace.recheck_s
+            except (ServerAwayError, CallError) as error:
+                failures += 1
+                self._set(url, server, ServerState.AWAY, error)
+                pause_s = self._pace.reconnect.pause_s(failures)
+            except Exception as error:  # the edge of this task: ended, its server would be lost for good
+                log.exception("server.failed url=%s", url)
+                failures += 1
+                unknown = ServerAwayError(f"{url}: {error!r}", code="server.unreachable")
+                self._set(url, server, ServerState.AWAY, unknown)
+                pause_s = self._pace.reconnect.pause_s(failures)
+            else:
+                failures = 0
+                server.facts, server.lost = facts, None
+                self._set(url, server, ServerState.UP)
+                await self._watch(url, server, facts)
+                # Left, or something changed: a moment, so that a flapping server is not hammered.
+                pause_s = self._pace.reconnect.pause_s(1) if server.lost else 0.0
+                server.woken.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.woken.wait(), pause_s)
+
+    async def _connect(self, url: str, server: _Server) -> ServerFacts:
+        """The facts of a server that suits the run and has just generated a token."""
+        needs = self._needs
+        assert needs is not None
+        facts = await self._client.facts(url)
+        check_suitable(facts, needs, url)
+        server.weights = server.weights or facts.weight_version
+        if facts.weight_version != server.weights:
+            raise UnsuitableError(
+                f"{url} has weights `{facts.weight_version}` now, the run began with `{server.weights}`",
+                code="server.changed",
+                hint="restart it with the weights of before, or enqueue into another `--output-dir`",
+            )
+        if server.snapshot.state is not ServerState.UP or facts != server.facts:
+            stock = needs.capture if facts.states == "json" else None
+            await self._client.probe(url, sampling=needs.sampling, capture=stock)
+            if self._on_facts is not None:
+                await self._on_facts(facts)
+        return facts
+
+    async def _watch(self, url: str, server: _Server, facts: ServerFacts) -> None:
+        """Returns when the server was left, is found hanging or changed, or something else is needed."""
+        strikes = 0
+        while True:
+            pause_s = self._pace.strike_s if strikes else self._pace.watch_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.woken.wait(), pause_s)
+                return
+            if await self._advances(url):
+                strikes = 0
+                if await self._changed(url, facts):
+                    return
+                continue
+            strikes += 1
+            if strikes >= self._pace.strikes and not server.woken.is_set():
+                message = f"{url} has produced no token in `{strikes}` looks"
+                self._leave(url, ServerAwayError(message, code="server.hanging", in_flight=True))
+                # No call will end by itself before its deadline, an hour away.
+                for task in list(server.calls):
+                    task.cancel()
+
+    async def _advances(self, url: str) -> bool:
+        return await self._client.advances(url, self._pace.advance_s)
+
+    async def _changed(self, url: str, facts: ServerFacts) -> bool:
+        """Whether it is not what it was; a busy server that does not say is not changed."""
+        try:
+            return await self._client.facts(url) != facts
+        except ServerAwayError:
+            return False
+        except UnsuitableError:
+            return True
+
+    def _leave(self, url: str, error: ServerAwayError) -> None:
+        server = self._servers.get(url)
+        if server is None or server.snapshot.state is not ServerState.UP:
+            return
+        server.lost = error
+        self._set(url, server, ServerState.AWAY, error)
+        server.woken.set()
+
+    def _set(self, url: str, server: _Server, state: ServerState, error: EyasError | None = None) -> None:
+        reason = "" if error is None else " · ".join(filter(None, (error.message, error.hint)))
+        if state is not server.snapshot.state:
+            log.info("server.%s url=%s reason=%r", state, url, reason)
+            server.snapshot = ServerSnapshot(url=url, state=state, since=time.time(), reason=reason)
+        elif reason != server.snapshot.reason:
+            server.snapshot = replace(server.snapshot, reason=reason)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Swap in what other threads see, in one assignment."""
+        self._facts = MappingProxyType(
+            {
+                url: server.facts
+                for url, server in self._servers.items()
+                if server.facts is not None and server.snapshot.state is ServerState.UP
+            }
+        )

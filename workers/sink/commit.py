@@ -1,0 +1,294 @@
+"""Committing finished work: facts, then states, then responses, then dead letters.
+
+Knows the store, the spool and Redis, not Celery: who collects the results and acknowledges them is
+in `batching.py`. A crash between any two steps is harmless: what is committed is known when the
+message comes again, and states whose response is not committed yet belong to nobody until it is.
+"""
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from redis import Redis, RedisError
+
+from storage.errors import EyasError, FullError, UnavailableError
+from storage.run import CaptureSpec
+from storage.sample import Failure, Response, Stage, States
+from storage.spool import Spool
+from storage.store import Store
+from workers.broker.keys import FACTS, WINDOW, window_field
+from workers.broker.messages import Captured, Failed, Responded, Result
+from workers.sink.refusals import (
+    dead_letter,
+    facts_id_of,
+    response_failure,
+    states_failure,
+    states_of,
+    why_unusable,
+)
+
+logger = logging.getLogger(__name__)
+
+TRIES = 3
+"""How often one item alone is tried before it becomes a dead letter."""
+LOSSES = 5
+"""How often the states of one response may be lost in the spool before that is its dead letter."""
+WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""Between attempts while the disk is full or the store away; the last one for ever."""
+ROOM_BYTES = 64_000_000
+"""Free space above the batch's own size at which a full disk is tried again before its time."""
+
+Item = TypeVar("Item", States, Response, Failure)
+
+
+class StoppedError(Exception):
+    """The process ends; what was not committed goes back to the queue."""
+
+
+class Host(Protocol):
+    """What the sink asks of the process it runs in."""
+
+    def pause(self, seconds: float, why: str) -> None:
+        """Wait, and say why; raises `StoppedError` when the process ends."""
+
+    def resume(self) -> None:
+        """Say that all is well again."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a batch."""
+
+    responses: int = 0
+    states: int = 0
+    failures: int = 0
+    duplicates: int = 0
+    """Results that were stored already."""
+    lost: int = 0
+    """States that were gone from the spool: nothing stored."""
+    refused: int = 0
+    """Results made dead letters here."""
+    state_bytes: int = 0
+    tokens: int = 0
+    """Rows of states stored; tokens of responses where the run keeps no states."""
+
+
+class Sink:
+    """Commits batches to one store. One thread uses it."""
+
+    def __init__(self, *, store: Store, spool: Spool, redis: Redis, host: Host) -> None:
+        self._store, self._spool, self._redis, self._host = store, spool, redis, host
+        self._facts_known: set[str] = set()
+        self._losses: Counter[tuple[bytes, bytes]] = Counter()
+
+    def commit(self, results: Sequence[Result], capture: CaptureSpec | None) -> Tally:
+        """Commit all of it; returns when nothing of it is needed any more but its spool files.
+
+        Waits for as long as the disk is full or the store or Redis away. An item that cannot be
+        stored never holds up the others: it becomes a dead letter. Raises `StoppedError`.
+        """
+        tally = Tally()
+        failures = [r.failure for r in results if isinstance(r, Failed)]
+        usable: list[Responded | Captured] = []
+        for result in results:
+            if isinstance(result, Failed):
+                continue
+            wrong = why_unusable(result, capture)
+            if wrong is None:
+                usable.append(result)
+            else:
+                failures.append(dead_letter(result, "sink.refused", wrong, attempts=1))
+                tally.refused += 1
+        for facts_id in {facts_id_of(r) for r in usable} - self._facts_known - {""}:
+            self._write_facts(facts_id)
+
+        lost = self._commit_states([s for r in usable if (s := states_of(r))], tally, failures)
+        responses = [
+            r.response
+            for r in usable
+            if isinstance(r, Responded) and (r.states is None or r.states.spool.name not in lost)
+        ]
+        self._commit_responses(responses, tally, failures)
+        self._settle_lost([r for r in usable if (s := states_of(r)) and s.spool.name in lost], failures)
+        tally.failures += sum(
+            self._in_parts(
+                failures, self._store.commit_failures, lambda failure, _error: _log_dropped(failure)
+            )
+        )
+        return tally
+
+    def free(self, results: Sequence[Result]) -> None:
+        """Delete the spool files of results that are committed and acknowledged.
+
+        After the acknowledgement: a message that comes again must find its file, or its states
+        in the store. Files that a crash leaves here are swept later.
+        """
+        for result in results:
+            states = states_of(result)
+            if states is not None:
+                try:
+                    self._spool.delete(states.spool)
+                except (OSError, EyasError) as error:
+                    logger.warning("spool.undeleted name=%s error=%r", states.spool.name, str(error))
+
+    def _commit_states(self, batch: Sequence[States], tally: Tally, failures: list[Failure]) -> set[str]:
+        """Names of the spool files that were gone; the rest is stored or among `failures`."""
+        lost: set[str] = set()
+
+        def commit(part: Sequence[States]) -> int:
+            done = self._store.commit_states(part, self._spool)
+            tally.states += len(done.stored)
+            tally.tokens += sum(s.spool.shape[0] for s in done.stored)
+            tally.state_bytes += sum(s.spool.size_bytes for s in done.stored)
+            tally.duplicates += len(done.duplicate)
+            tally.lost += len(done.lost)
+            lost.update(s.spool.name for s in done.lost)
+            return len(done.stored)
+
+        def refuse(states: States, error: Exception) -> None:
+            failures.append(states_failure(states, "sink.refused", repr(error), attempts=TRIES))
+            tally.refused += 1
+
+        self._in_parts(batch, commit, refuse)
+        return lost
+
+    def _commit_responses(self, batch: Sequence[Response], tally: Tally, failures: list[Failure]) -> None:
+        def commit(part: Sequence[Response]) -> int:
+            visible = self._store.commit_responses(part)
+            tally.responses += visible
+            tally.duplicates += len(part) - visible
+            return visible
+
+        def refuse(response: Response, error: Exception) -> None:
+            failures.append(response_failure(response, "sink.refused", repr(error), attempts=TRIES))
+            tally.refused += 1
+
+        self._in_parts(batch, commit, refuse)
+
+    def _settle_lost(self, results: Sequence[Responded | Captured], failures: list[Failure]) -> None:
+        """Let the feeder publish these again, or make a dead letter of what is lost every time."""
+        fields = []
+        for result in results:
+            states = states_of(result)
+            assert states is not None
+            key = (states.id, states.digest)
+            self._losses[key] += 1
+            logger.warning("spool.lost name=%s times=%d", states.spool.name, self._losses[key])
+            if self._losses[key] < LOSSES:
+                stage = Stage.GENERATE if isinstance(result, Responded) else Stage.CAPTURE
+                fields.append(window_field(states.id, stage))
+            else:
+                del self._losses[key]
+                said = "the spool lost its states every time"
+                failures.append(dead_letter(result, "spool.lost", said, attempts=LOSSES))
+        if fields:
+            try:
+                self._redis.hdel(WINDOW, *fields)
+            except (RedisError, OSError) as error:
+                # The feeder finds them itself, once the queues are empty.
+                logger.warning("window.unreached error=%r", str(error))
+
+    def _write_facts(self, facts_id: str) -> None:
+        def write(_: Sequence[Failure]) -> int:
+            found = self._redis.hget(FACTS, facts_id)
+            if found is None:
+                # Redis lost its data since. The samples are good; what the server was is not known.
+                logger.warning("facts.unknown id=%s", facts_id)
+            else:
+                self._store.write_facts(facts_id, _facts(found))
+            return 0
+
+        self._patiently(write, (), 0)
+        self._facts_known.add(facts_id)
+
+    def _in_parts(
+        self,
+        items: Sequence[Item],
+        commit: Callable[[Sequence[Item]], int],
+        refuse: Callable[[Item, Exception], None],
+    ) -> list[int]:
+        """Commit all items; on an error each half for itself, down to the item that causes it."""
+        counts = []
+        parts = [items] if items else []
+        while parts:
+            part = parts.pop()
+            for attempt in range(1, TRIES + 1):
+                try:
+                    counts.append(self._patiently(commit, part, _size_bytes(part)))
+                    break
+                except StoppedError:
+                    raise
+                # An edge: whatever is wrong with one item must not stop the others for ever.
+                except Exception as error:
+                    if len(part) > 1:
+                        middle = len(part) // 2
+                        parts += [part[middle:], part[:middle]]
+                        break
+                    if attempt == TRIES:
+                        logger.error("sink.refused id=%s error=%r", part[0].id.hex(), error)
+                        refuse(part[0], error)
+        return counts
+
+    def _patiently(
+        self, commit: Callable[[Sequence[Item]], int], part: Sequence[Item], needed_bytes: int
+    ) -> int:
+        """`commit(part)`, again and again while the reason is not in the part."""
+        attempt = 0
+        while True:
+            try:
+                count = commit(part)
+                break
+            except FullError as error:
+                why = error.message
+            except (UnavailableError, OSError, RedisError) as error:
+                why = f"cannot commit: {error}"
+            self._wait(WAITS_S[min(attempt, len(WAITS_S) - 1)], why, needed_bytes)
+            attempt += 1
+        if attempt:
+            self._host.resume()
+        return count
+
+    def _wait(self, longest_s: float, why: str, needed_bytes: int) -> None:
+        """Wait so long, or until there is room again where there was none."""
+        short = self._free_bytes() < needed_bytes + ROOM_BYTES
+        left_s = longest_s
+        while left_s > 0:
+            self._host.pause(min(1.0, left_s), why)
+            left_s -= 1.0
+            if short and self._free_bytes() >= needed_bytes + ROOM_BYTES:
+                return
+
+    def _free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._store.path).free
+        except OSError:
+            return 0
+
+
+def _facts(data: bytes | str) -> Mapping[str, object]:
+    try:
+        content = json.loads(data)
+    except ValueError:
+        content = None
+    return content if isinstance(content, dict) else {"unreadable": True}
+
+
+def _size_bytes(items: Sequence[Response | States | Failure]) -> int:
+    """Bytes on the disk, at most, roughly."""
+    return sum(
+        item.spool.size_bytes
+        if isinstance(item, States)
+        else 4 * len(item.tokens)
+        if isinstance(item, Response)
+        else 1000
+        for item in items
+    )
+
+
+def _log_dropped(failure: Failure) -> None:
+    """Even its dead letter cannot be stored: the log is its last resting place."""
+    logger.error("sink.dropped id=%s code=%s", failure.id.hex(), failure.code)
