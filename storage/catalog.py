@@ -1,12 +1,13 @@
 """Which segments of one folder are visible and which ids they hold, followed as they are committed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.errors import DamagedError
 from storage.idtable import ABSENT, IdTable
 from storage.segment import Segment, SegmentName, list_segments
 
@@ -22,6 +23,7 @@ class Catalog:
         """All that were seen, hidden ones too: a place stays good while its files are there."""
         self._seen: set[SegmentName] = set()
         self._hidden: set[str] = set()
+        self._read = 0
 
     def refresh(self) -> list[int]:
         """Numbers of the segments that became visible since the last call.
@@ -42,6 +44,25 @@ class Catalog:
         self.segments += segments
         self._seen.update(fresh)
         return [first + at for at, name in enumerate(fresh) if str(name) not in self._hidden]
+
+    def read_new(self, read: Callable[[int, Segment], None]) -> None:
+        """Refresh, and hand each visible segment that was not read yet to `read`, with its number.
+
+        A segment counts as read when `read` has returned: after an error the next call begins
+        with that segment again, so that a moment's trouble with the disk leaves no gap in what
+        is known to be stored. Use this or what `refresh` returns, not both.
+        """
+        self.refresh()
+        while self._read < len(self.segments):
+            segment = self.segments[self._read]
+            try:
+                if str(segment.name) not in self._hidden:
+                    read(self._read, segment)
+            except FileNotFoundError as error:
+                self.refresh()  # merged and deleted since: the merged one is behind us in the list
+                if str(segment.name) not in self._hidden:
+                    raise DamagedError(f"`{error.filename}` is gone", code="file.missing") from None
+            self._read += 1
 
     def visible(self) -> list[Segment]:
         """The segments that count, in the order they were first seen."""
@@ -68,13 +89,14 @@ class PlacedIds:
 
         A merged segment takes over the places of those it replaces.
         """
-        for number in self.catalog.refresh():
-            segment = self.catalog.segments[number]
-            keys = reduce(np.bitwise_xor, [segment.column(name) for name in self._columns])
-            places = place(number) + np.arange(len(keys), dtype=np.int64)
-            self._places.add(keys, places)
-            if segment.replaces:
-                self._places.replace(keys, places)
+        self.catalog.read_new(self._enter)
+
+    def _enter(self, number: int, segment: Segment) -> None:
+        keys = reduce(np.bitwise_xor, [segment.column(name) for name in self._columns])
+        places = place(number) + np.arange(len(keys), dtype=np.int64)
+        self._places.add(keys, places)
+        if segment.replaces:
+            self._places.replace(keys, places)
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The place of each of uint8 [N, 16], `ABSENT` where there is none."""

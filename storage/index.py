@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from storage.catalog import Catalog, place
 from storage.dataset_index import DatasetIndex, Outcome
+from storage.errors import DamagedError
 from storage.failures import STAGES
 from storage.idtable import ABSENT, IdTable
 from storage.sample import Stage
@@ -31,9 +32,13 @@ class Index:
         """Empty until `refresh`; `capture` names the folder under `states/`."""
         self.store = store
         self.capture = capture
-        self.responses = Catalog(store.path / "responses")
-        self.states = Catalog(store.path / "states" / capture) if capture else None
-        self._failures = Catalog(store.path / "failures")
+        self._forget()
+
+    def _forget(self) -> None:
+        path, capture = self.store.path, self.capture
+        self.responses = Catalog(path / "responses")
+        self.states = Catalog(path / "states" / capture) if capture else None
+        self._failures = Catalog(path / "failures")
         self._prompts: dict[str, Catalog] = {}
         self._datasets: dict[str, DatasetIndex] = {}
         self._numbers: list[DatasetIndex] = []
@@ -54,9 +59,30 @@ class Index:
     def refresh(self) -> bool:
         """Look at the segments that are new; whether there were any.
 
-        What is listed first was committed first: every response here has its prompt here too,
-        since prompts are listed last.
+        After an error it is empty, and the next call reads everything: half of a look would be
+        taken for the whole ever after. Raises `DamagedError`, and `OSError` for a disk's trouble.
         """
+        for again in (True, False):
+            try:
+                return self._refresh()
+            except FileNotFoundError as error:
+                # A compaction has merged and deleted a segment while we read it: the next listing
+                # has the merged one. What is gone for good is gone there too.
+                self._forget()
+                if not again:
+                    raise DamagedError(
+                        f"`{error.filename}` is gone",
+                        code="file.missing",
+                        hint="`storage verify` lists everything that is damaged",
+                    ) from None
+            except BaseException:
+                self._forget()
+                raise
+        raise AssertionError("unreachable")
+
+    def _refresh(self) -> bool:
+        # What is listed first was committed first: every response found here has its prompt here
+        # too, since prompts are listed last.
         failures = [self._failures.segments[number] for number in self._failures.refresh()]
         states = self.states.refresh() if self.states else []
         responses = self.responses.refresh()

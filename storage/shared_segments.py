@@ -124,8 +124,9 @@ class SharedSegments:
         return bool(self._states.known(failure.capture, [(failure.id, failure.digest)])[0])
 
     def _see_failures(self) -> None:
-        for number in self._failures.refresh():
-            self._failure_keys.update(_failure_key(f) for f in read_failures(self._failures.segments[number]))
+        self._failures.read_new(
+            lambda _, segment: self._failure_keys.update(_failure_key(f) for f in read_failures(segment))
+        )
 
 
 def _failure_key(failure: Failure) -> tuple[object, ...]:
