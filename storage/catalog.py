@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from storage.errors import DamagedError
 from storage.idtable import ABSENT, IdTable
-from storage.segment import Segment, SegmentName, list_segments
+from storage.segment import Segment, list_segments
 
 _ROW_BITS = 32
 
@@ -21,7 +21,8 @@ class Catalog:
         self.parent = parent
         self.segments: list[Segment] = []
         """All that were seen, hidden ones too: a place stays good while its files are there."""
-        self._seen: set[SegmentName] = set()
+        self._seen: set[str] = set()
+        self._last: dict[str | None, int] = {}
         self._hidden: set[str] = set()
         self._read = 0
 
@@ -32,7 +33,7 @@ class Catalog:
         merged into another is passed over, here or, once seen, by the other's `replaces`.
         """
         while True:
-            fresh = [name for name in list_segments(self.parent) if name not in self._seen]
+            fresh = list_segments(self.parent, but=self._seen)
             try:
                 segments = [Segment(self.parent, name) for name in fresh]
                 break
@@ -42,7 +43,9 @@ class Catalog:
             self._hidden |= segment.replaces
         first = len(self.segments)
         self.segments += segments
-        self._seen.update(fresh)
+        for name in fresh:
+            self._seen.add(str(name))
+            self._last[name.node] = max(self._last.get(name.node, 0), name.seq)
         return [first + at for at, name in enumerate(fresh) if str(name) not in self._hidden]
 
     def read_new(self, read: Callable[[int, Segment], None]) -> None:
@@ -70,7 +73,7 @@ class Catalog:
 
     def last_seq(self, node: str | None = None) -> int:
         """The highest sequence number seen of this node, or of none; 0 when there is none."""
-        return max((name.seq for name in self._seen if name.node == node), default=0)
+        return self._last.get(node, 0)
 
 
 class PlacedIds:
@@ -92,7 +95,7 @@ class PlacedIds:
         self.catalog.read_new(self._enter)
 
     def _enter(self, number: int, segment: Segment) -> None:
-        keys = reduce(np.bitwise_xor, [segment.column(name) for name in self._columns])
+        keys = reduce(np.bitwise_xor, [segment.ids(name) for name in self._columns])
         places = place(number) + np.arange(len(keys), dtype=np.int64)
         self._places.add(keys, places)
         if segment.replaces:

@@ -89,7 +89,7 @@ class Index:
         grown = self._read_prompts()
         self._read_failures(failures)
         touched = [self._read_states(states), self._read_responses(responses)]
-        touched += [segment.column("id") for segment in failures]
+        touched += [segment.ids("id") for segment in failures]
         self._settle(np.concatenate(touched))
         return bool(grown or failures or states or responses)
 
@@ -106,7 +106,7 @@ class Index:
             segments = [catalog.segments[at] for at in catalog.refresh()]
             if not segments:
                 continue
-            new = np.concatenate([segment.column("id") for segment in segments])
+            new = np.concatenate([segment.ids("id") for segment in segments])
             lengths = np.concatenate([np.diff(segment.column("offset")) for segment in segments])
             ids.append(new)
             positions.append((number << _POSITION_BITS) + len(dataset) + np.arange(len(new), dtype=np.int64))
@@ -153,7 +153,7 @@ class Index:
 
     def _read_failures(self, segments: list[Segment]) -> None:
         for segment in segments:
-            ids, digests = segment.column("id"), segment.column("digest")
+            ids, digests = segment.ids("id"), segment.ids("digest")
             at_capture = segment.column("stage") == STAGES.index(Stage.CAPTURE)
             captures = np.array(segment.attributes["captures"])[segment.column("capture")]
             mine = at_capture & (captures == (self.capture or ""))
@@ -191,8 +191,8 @@ class _Columns:
 
     def __init__(self, segment: Segment, number: int) -> None:
         self.segment = segment
-        self.ids: _Rows = segment.column("id")
-        self.digests: _Rows = segment.column("digest")
+        self.ids: _Rows = segment.ids("id")
+        self.digests: _Rows = segment.ids("digest")
         self.places = place(number) + np.arange(len(self.ids), dtype=np.int64)
 
 

@@ -40,7 +40,7 @@ def test_a_name_comes_back_whatever_the_node_is_called(node: str | None, seq: in
 
 
 @pytest.mark.parametrize(
-    "text", ["s-1", "x-00000001", "s-00000001.tmp", "zarr.json", ".staging", "s-", "s--1"]
+    "text", ["s-1", "s-000000001", "x-00000001", "s-00000001.tmp", "zarr.json", ".staging", "s-", "s--1"]
 )
 def test_what_is_no_segment_is_passed_over(text: str):
     assert SegmentName.parse(text) is None
