@@ -1,16 +1,14 @@
 """How long it takes to know what is left of a run with a million stored samples.
 
-    python ops/bench/resume.py [--ids 1000000] [--segment 1000] [--folder DIR]
+    python -m ops.bench.resume [--quick] [--ids 1000000] [--segment 1000] [--folder DIR]
 
 A store of the ids' size is made first (segments as the sink writes them, but tensors of two
 bytes a token); then a process of its own opens it and counts what is wanted, as a feeder that
-begins does. Prints one JSON line: seconds of the decision, what of them this process computed (on
-a busy machine the rest is others), and seconds of a second look that finds nothing new.
+begins does. The seconds are those this process computed; on a busy machine it waits for others too.
 """
 
 import argparse
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ops.bench.report import Row, print_rows, say
 from storage.index import Index, wanted
 from storage.run import CaptureSpec, DatasetSpec, RunSpec, Sampling, StatesMode
 from storage.segment import SegmentName, Staging
@@ -119,27 +118,27 @@ def decide(path: str) -> None:
     found = [wanted(index.dataset(name), DatasetSettings(), StatesMode.REPLAY) for name in index.datasets]
     decided, cpu = time.perf_counter(), time.process_time() - cpu
     index.refresh()
-    row = {
-        "ids": sum(counts.total for counts in found),
-        "missing": sum(len(counts.missing) for counts in found),
-        "segments": len(index.responses.segments) * 2,
-        "decision_s": round(decided - begun, 2),
-        "decision_cpu_s": round(cpu, 2),
-        "next_look_s": round(time.perf_counter() - decided, 3),
-    }
-    print(json.dumps(row))
+    say(
+        f"resume segments={len(index.responses.segments) * 2}"
+        f" missing={sum(len(counts.missing) for counts in found)}"
+        f" wall_s={decided - begun:.2f} next_look_s={time.perf_counter() - decided:.3f}"
+    )
+    what = f"resume decision for {sum(counts.total for counts in found)} ids"
+    print_rows([Row(what=what, measured=round(cpu, 2), at_most=2, unit="s")])
 
 
 def main() -> None:
-    """Make the store, decide, print."""
+    """Make the store, let a child decide."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where to make the store; default: a temporary folder")
     parser.add_argument("--ids", type=int, default=1_000_000)
     parser.add_argument("--segment", type=int, default=1000, help="samples of a segment")
+    parser.add_argument("--quick", action="store_true", help="small: shows only that it runs")
     arguments = parser.parse_args()
+    ids = 20_000 if arguments.quick else arguments.ids
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        make(Path(name) / "out", arguments.ids, arguments.segment)
-        program = "import sys; sys.path.insert(0, 'ops/bench'); import resume; resume.decide(sys.argv[1])"
+        make(Path(name) / "out", ids, arguments.segment)
+        program = "import sys; from ops.bench.resume import decide; decide(sys.argv[1])"
         subprocess.run([sys.executable, "-c", program, str(Path(name) / "out")], check=True)
 
 

@@ -1,6 +1,6 @@
 """How fast the sink writes hidden states, against a raw file of the same bytes with an fsync.
 
-    python ops/bench/sink_write.py [--folder DIR] [--gigabytes 1.2] [--rounds 3]
+    python -m ops.bench.sink_write [--quick] [--folder DIR] [--gigabytes 1.2] [--rounds 5]
 
 Raw file and sink take turns in one run, so that the ratio holds on a machine whose speed does
 not. The sink's time is all of `Store.commit_states`: reading the spool, checking it, encoding,
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ops.bench.report import Row, print_rows, say
 from storage.codec import Codec
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.sample import SpoolRef, States
@@ -29,6 +30,10 @@ from storage.spool import Spool, spool_name
 from storage.store import Store
 
 LAYERS, HIDDEN = 4, 7168
+LONG_ROWS = 26_000
+"""Rows of the longest sample: 1.5 GB."""
+REACH = {Codec.LZ4: 0.65, Codec.NONE: 0.9}
+"""Sink write ÷ raw file, at least."""
 BLOCK_ROWS = 512
 CAPTURE = CaptureSpec(name="eagle3", hs_indices=(2, 30, 58, 61), norm="post", hidden_size=HIDDEN)
 SPEC = RunSpec(
@@ -120,14 +125,13 @@ def sink_seconds(folder: Path, codec: Codec, batch: list[States], spool: Spool) 
     return seconds, written / stored, stored / raw
 
 
-def peak(folder: Path, codec: Codec) -> int:
+def peak(folder: Path, codec: Codec, rows: int) -> int:
     """Commit one sample of 1.5 GB in a process of its own; its peak memory in MB."""
     spool = Spool(folder / "spool", "bench", 1 << 40)
-    (states,) = fill_spool(spool, 26_000, 1)
+    (states,) = fill_spool(spool, rows, 1)
     ref = states.spool
     program = (
-        "import json, sys; sys.path.insert(0, 'ops/bench'); import sink_write as b; "
-        "b.commit_one(*json.loads(sys.argv[1]))"
+        "import json, sys; from ops.bench.sink_write import commit_one; commit_one(*json.loads(sys.argv[1]))"
     )
     arguments = json.dumps([str(folder), str(codec), ref.name, ref.shape, ref.crc32])
     out = subprocess.run(
@@ -160,38 +164,54 @@ def peak_kb() -> int:
 
 
 def main() -> None:
-    """Print one JSON line a codec."""
+    """Measure each codec and print its rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
     parser.add_argument("--gigabytes", type=float, default=1.2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows only that it runs")
     arguments = parser.parse_args()
+    gigabytes, rounds, long_rows = (
+        (0.1, 1, 1000) if arguments.quick else (arguments.gigabytes, arguments.rounds, LONG_ROWS)
+    )
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         spool = Spool(folder / "spool", "bench", 1 << 40)
         rows = 330
-        samples = max(1, int(arguments.gigabytes * 1e9 / (rows * LAYERS * HIDDEN * 2)))
+        samples = max(1, int(gigabytes * 1e9 / (rows * LAYERS * HIDDEN * 2)))
         batch = fill_spool(spool, rows, samples)
         size_bytes = sum(states.spool.size_bytes for states in batch)
         raw_seconds(folder / "raw", size_bytes)
         for codec in Codec:
             ratios, written, stored, speeds = [], 0.0, 0.0, []
-            for _ in range(arguments.rounds):
+            for _ in range(rounds):
                 raw = raw_seconds(folder / "raw", size_bytes)
                 seconds, written, stored = sink_seconds(folder / "store", codec, batch, spool)
                 raw = (raw + raw_seconds(folder / "raw", size_bytes)) / 2
                 ratios.append(raw / seconds)
                 speeds.append((round(size_bytes / raw / 1e6), round(size_bytes / seconds / 1e6)))
-            row = {
-                "codec": str(codec),
-                "write_to_raw": round(float(np.median(ratios)), 2),
-                "rounds": [round(ratio, 2) for ratio in ratios],
-                "raw_and_sink_mb_s": speeds,
-                "written_to_stored": round(written, 3),
-                "stored_to_raw": round(stored, 3),
-                "peak_rss_mb_of_1_5_gb": peak(folder, codec),
-            }
-            print(json.dumps(row), flush=True)
+            shown = ", ".join(f"{raw}/{sink}" for raw, sink in speeds)
+            say(f"sink_write codec={codec} stored/raw={stored:.3f} raw/sink MB/s: {shown}")
+            print_rows(
+                [
+                    Row(
+                        what=f"sink write ÷ raw file + fsync, codec {codec}",
+                        measured=round(float(np.median(ratios)), 2),
+                        at_least=REACH[codec],
+                    ),
+                    Row(
+                        what=f"bytes written ÷ bytes stored, codec {codec}",
+                        measured=round(written, 3),
+                        at_most=1.05,
+                    ),
+                    Row(
+                        what=f"peak memory, one sample of {long_rows} × {LAYERS} × {HIDDEN}, codec {codec}",
+                        measured=peak(folder, codec, long_rows),
+                        at_most=600,
+                        unit="MB",
+                    ),
+                ]
+            )
 
 
 if __name__ == "__main__":
