@@ -1,7 +1,7 @@
 """A sink that kills its own process at a chosen step: `EYAS_TEST_KILL_AT=<step>:<nth time>`.
 
 The real app with its own `Store` and acknowledgement wrapped; started by `celery -A
-tests.workers.sink.commit.killing`. Without the variable it is the real sink, only quicker to redeliver.
+tests.workers.sink.killing`. Without the variable it is the real sink, only quicker to redeliver.
 """
 
 import os

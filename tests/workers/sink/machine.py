@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from tests.workers.sink.commit.making import answer_order
 
 from storage.errors import FullError
 from storage.spool import Spool
 from storage.store import Store
+from tests.workers.sink.making import answer_order
 from workers.board.board import ProcessSnapshot, read_processes
 from workers.broker.celeryconfig import TIMING_VARIABLE, Timing
 from workers.broker.messages import Capture, Generate, decode
@@ -59,7 +59,7 @@ class Machine:
         environ = {**os.environ, **self.environ, "PYTHONPATH": str(ROOT), "EYAS_TEST_KILL_AT": kill_at}
         if output is not None:
             environ["EYAS_OUTPUT_DIR"] = str(output)
-        app = app or ("tests.workers.sink.commit.killing" if kill_at else "workers")
+        app = app or ("tests.workers.sink.killing" if kill_at else "workers")
         command = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "threads", "-c", "1"]
         command += ["-Q", "sink", "-n", f"{name}@test", "-E"]
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from tests.workers.sink.commit.making import make_failure, make_prompts, make_response
 
 from storage.sample import SpoolRef, States
+from tests.workers.sink.making import make_failure, make_prompts, make_response
 from workers.broker.messages import Captured, Failed, Responded
 from workers.sink.batching import BATCH_BYTES, BATCH_MESSAGES, HELD_BYTES, SMALL, STATES, Batcher, Held
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.workers.sink.commit.conftest import QuickHost
-from tests.workers.sink.commit.making import (
+
+from storage.run import StatesMode
+from storage.sample import Finish, Stage
+from storage.settings import DatasetSettings, write_settings
+from storage.spool import Spool
+from storage.store import Store
+from tests.workers.sink.conftest import QuickHost
+from tests.workers.sink.making import (
     CAPTURE,
     add_dataset,
     answer_order,
@@ -17,12 +23,6 @@ from tests.workers.sink.commit.making import (
     make_settings,
     make_store,
 )
-
-from storage.run import StatesMode
-from storage.sample import Finish, Stage
-from storage.settings import DatasetSettings, write_settings
-from storage.spool import Spool
-from storage.store import Store
 from workers.board.board import ProcessSnapshot, read_board, write_process
 from workers.board.reporting import SETTLED_S
 from workers.broker.keys import FEEDER, UNACKED, WINDOW, window_field

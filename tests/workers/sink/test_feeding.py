@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.workers.sink.commit.machine import Machine, wait_until
-from tests.workers.sink.commit.making import make_prompts, make_response, make_settings, make_store
 
 from storage.run import StatesMode
 from storage.settings import DatasetSettings, write_settings
 from storage.store import Store
+from tests.workers.sink.machine import Machine, wait_until
+from tests.workers.sink.making import make_prompts, make_response, make_settings, make_store
 from workers.board.board import ProcessSnapshot, anyone_listening, read_board, write_process
 from workers.broker.keys import FEEDER, WINDOW
 from workers.feeder.feeding import feed_first_window, feed_while_free, keep_feeding

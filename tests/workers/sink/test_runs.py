@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.workers.sink.commit.making import make_settings, make_spec
 
 from storage.errors import UnsuitableError
 from storage.run import Run, StatesMode
 from storage.settings import DatasetSettings
+from tests.workers.sink.making import make_settings, make_spec
 from workers.broker.keys import RUN, SETTINGS, WINDOW
 from workers.runs import RunView, claim, claim_if_absent, finish, publish_view, read_carried, read_view
 

@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from tests.workers.sink.commit.conftest import QuickHost
-from tests.workers.sink.commit.making import (
+
+import storage
+from storage.index import Index, Outcome
+from storage.run import StatesMode
+from storage.sample import Stage
+from storage.spool import Spool
+from storage.store import Store
+from tests.workers.sink.conftest import QuickHost
+from tests.workers.sink.making import (
     CAPTURE,
     make_failure,
     make_prompts,
@@ -18,13 +25,6 @@ from tests.workers.sink.commit.making import (
     make_store,
     make_values,
 )
-
-import storage
-from storage.index import Index, Outcome
-from storage.run import StatesMode
-from storage.sample import Stage
-from storage.spool import Spool
-from storage.store import Store
 from workers.broker.keys import FACTS, WINDOW, window_field
 from workers.broker.messages import Captured, Failed, Responded, Result
 from workers.sink.commit import LOSSES, Sink

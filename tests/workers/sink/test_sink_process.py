@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.workers.sink.commit.killing_steps import STEPS
-from tests.workers.sink.commit.machine import Machine, wait_until
-from tests.workers.sink.commit.making import (
+
+import storage
+from storage.store import Store
+from tests.workers.sink.killing_steps import STEPS
+from tests.workers.sink.machine import Machine, wait_until
+from tests.workers.sink.making import (
     make_failure,
     make_prompts,
     make_response,
     make_store,
     make_values,
 )
-
-import storage
-from storage.store import Store
 from workers.board.board import read_board
 from workers.broker.keys import FEEDER, GARBAGE, UNACKED
 from workers.broker.messages import Failed, Responded
