@@ -108,6 +108,7 @@ def _enqueue(
     for one in prepared:
         if one.dataset.name in unread:
             check_template(one, template())
+    queue.check_free(run, output)
     store = Store.create(output, target.spec)
     for one in prepared:
         store.begin_dataset(one.spec)

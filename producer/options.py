@@ -3,6 +3,7 @@
 What a flag means is said by its help; what is done with it, by the command.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +63,28 @@ class Count(click.IntRange):
         if number < 1 or isinstance(value, (bool, float)):
             hint = "; leave it out for no cap" if param is not None and param.default is None else ""
             self.fail(f"`{value}` is not a whole number of at least 1{hint}", param, ctx)
+        return number
+
+
+class Finite(click.FloatRange):
+    """A number in its range; `nan` and `inf` are in none, though they compare as if they were."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises click's `BadParameter`."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"`{value}` is not a finite number", param, ctx)
+        return number
+
+
+class TopK(click.IntRange):
+    """Of how many tokens to sample: servers refuse 0, which would end every prompt of the run."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Raises click's `BadParameter`."""
+        number = int(super().convert(value, param, ctx))
+        if number == 0:
+            self.fail("`0` leaves no token to sample; -1 takes all", param, ctx)
         return number
 
 
@@ -198,14 +221,14 @@ how_run = together(
         help="Calls in flight per server, lane capture.",
     ),
     flag("--allow-quantized-kv", is_flag=True, help="Accept a server whose KV cache is quantized."),
-    flag("--temperature", type=click.FloatRange(min=0.0), default=1.0, help="Sampling temperature."),
+    flag("--temperature", type=Finite(min=0.0), default=1.0, help="Sampling temperature."),
     flag(
         "--top-p",
-        type=click.FloatRange(min=0.0, max=1.0, min_open=True),
+        type=Finite(min=0.0, max=1.0, min_open=True),
         default=1.0,
         help="Sample among the likeliest tokens of this mass.",
     ),
-    flag("--top-k", type=click.IntRange(min=-1), default=-1, help="Sample among so many; -1 for all."),
+    flag("--top-k", type=TopK(min=-1), default=-1, help="Sample among so many; -1 for all."),
     flag(
         "--seed",
         type=click.IntRange(min=0, max=2**32 - 1),

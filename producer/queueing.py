@@ -8,18 +8,19 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from producer.lanes import DatasetLane
 from producer.talk import say
 from producer.words import count
-from storage.run import StatesMode
+from storage.run import Run, StatesMode
 from storage.settings import RunSettings
 from workers.board.board import anyone_listening
 from workers.broker.connection import ping_or_explain
 from workers.config import Config
 from workers.feeder.wake import wake_feeder
-from workers.runs import RunView, claim, publish_view
+from workers.runs import RunView, check_free, claim, publish_view
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -37,6 +38,10 @@ class Queue:
         self.url = redis_url
         self._config = replace(config, redis_url=redis_url)
         os.environ["EYAS_REDIS_URL"] = redis_url  # where this process's Celery looks
+
+    def check_free(self, run: Run | None, output: Path) -> None:
+        """Raises `UnsuitableError` when this Redis carries another run that is not finished."""
+        check_free(self._redis, run, output)
 
     def claim(self, store: "Store", settings: RunSettings) -> None:
         """Make this Redis carry the run and let every process see what is wanted.

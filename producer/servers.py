@@ -35,7 +35,8 @@ def addresses(
     if not captures:
         follow = before is None or before.capture_urls == before.server_urls
         captures = urls if before is None or follow else before.capture_urls
-    return tuple(map(server_url, urls)), tuple(map(server_url, captures))
+    # one server named twice is one server with one limit
+    return tuple(dict.fromkeys(map(server_url, urls))), tuple(dict.fromkeys(map(server_url, captures)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,9 @@ def _said(error: Exception) -> tuple[str, str | None, int]:
             return error.format_message(), f"{where} --help" if where else None, 2
         case click.ClickException():
             return error.format_message(), None, error.exit_code
+        case OSError(strerror=str(why), filename=str(path)):
+            # the machine's doing: full, too long, not allowed; the file says where to look
+            return f"`{path}`: {why}", "see to that file or folder, then run the same command again", 3
         case _:
             hint = "this is a defect of Eyas: please report it with the output of EYAS_DEBUG=1"
             return f"{type(error).__name__}: {error}", hint, 1

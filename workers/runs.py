@@ -107,6 +107,17 @@ def claim(redis: Redis, run: Run, output_dir: str | Path) -> None:
         raise _other_run(held, output_dir)
 
 
+def check_free(redis: Redis, run: Run | None, output_dir: str | Path) -> None:
+    """Raises `UnsuitableError` (`redis.other_run`) when a claim would now be refused.
+
+    `run` is None for one that is not made yet: asked before its folder is, so that a refusal
+    leaves none behind.
+    """
+    carried = read_carried(redis)
+    if carried is not None and not carried.finished and (run is None or carried.run.id != run.id):
+        raise _other_run({"output_dir": carried.output_dir}, output_dir)
+
+
 def claim_if_absent(redis: Redis, run: Run, output_dir: str | Path) -> None:
     """Make this database carry the run if it carries none, as after Redis lost its data.
 

@@ -137,6 +137,13 @@ def test_a_later_enqueue_needs_no_server_and_keeps_what_the_run_was_begun_with(
     assert run.spec.sampling.temperature == 0.5
 
 
+def test_a_server_named_twice_is_one_server(enqueue: Enqueue, server: str) -> None:
+    source = write_lines(Path("b1.jsonl"), rows(1))
+    assert enqueue("--manifest", source, "--server-url", f"{server}/").status == 0
+    settings = read_settings(Path("out"))
+    assert settings.server_urls == settings.capture_urls == (server,)
+
+
 def test_tokenized_rows_go_to_capture(enqueue: Enqueue, redis_url: str) -> None:
     source = write_lines(
         Path("a1.jsonl"), [{"input_ids": [5, 6, 7, n], "loss_mask": [0, 0, 1, 1]} for n in range(9)]
@@ -293,6 +300,7 @@ def test_a_redis_that_carries_another_unfinished_run(enqueue: Enqueue) -> None:
     source = write_lines(Path("b1.jsonl"), rows(3))
     assert enqueue("--manifest", source).status == 0
     refused(enqueue("--manifest", source, "--output-dir", "other"), 3, "carries the run of", "EYAS_REDIS_URL")
+    assert not Path("other").exists()  # or its flags of now would be another run's later
 
 
 def test_a_folder_that_cannot_be_written(enqueue: Enqueue) -> None:
@@ -303,6 +311,11 @@ def test_a_folder_that_cannot_be_written(enqueue: Enqueue) -> None:
     assert ended.status == 3, ended.err
     assert folder in ended.err
     assert "hint: " in ended.err
+
+
+def test_a_folder_whose_name_is_too_long(enqueue: Enqueue) -> None:
+    ended = enqueue("--max-samples", "1", "--output-dir", "x" * 300)
+    refused(ended, 3, "File name too long", "run the same command again")
 
 
 def test_the_folder_of_another_run(enqueue: Enqueue) -> None:
@@ -326,7 +339,11 @@ def test_the_folder_of_another_run(enqueue: Enqueue) -> None:
         ("--short-max-tokens", "0"),
         ("--long-max-tokens", "-1"),
         ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--temperature", "inf"),
         ("--top-p", "0"),
+        ("--top-p", "nan"),
+        ("--top-k", "0"),
         ("--capture", "eagle4"),
     ],
 )
