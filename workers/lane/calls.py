@@ -108,6 +108,7 @@ class Calls:
         outage = self._outages.get(url)
         if outage is None:
             return self.capacity
-        ramp_s = min(LONGEST_RAMP_S, RAMP_S * 2.0**outage.repeats)
-        # The exponent is bounded, so that an outage of hours ago is no astronomical number.
+        # The exponents are bounded: after a day of outages, or hours after one, these would be
+        # numbers that no float holds.
+        ramp_s = min(LONGEST_RAMP_S, RAMP_S * 2.0 ** min(30, outage.repeats))
         return min(self.capacity, int(2.0 ** min(30.0, (now - outage.at) / ramp_s)))

@@ -39,7 +39,8 @@ class Pause:
         with self._lock:
             self._why = why
             if not self.on:
-                self._until = self._clock() + min(LONGEST_S, FIRST_S * 2**self._repeats)
+                # Bounded: after a night of pauses it would be a number that no float holds.
+                self._until = self._clock() + min(LONGEST_S, FIRST_S * 2.0 ** min(30, self._repeats))
                 self._repeats += 1
 
     def go_on(self) -> None:

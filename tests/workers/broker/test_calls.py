@@ -88,3 +88,12 @@ def test_calls_come_back_slowly_to_a_server_that_is_lost_again_and_again(clock: 
     assert first[-1] == 1
     clock.now += LONGEST_RAMP_S * 7
     assert calls.room(reserved=0) == 64, "and all of them once it has held out"
+
+
+def test_a_server_that_flaps_for_a_day_is_still_counted(clock: Clock) -> None:
+    calls, _ = made(clock, {"a": 10})
+    for _ in range(3000):
+        calls.lost("a")
+        clock.now += OUTAGE_S + 1
+    calls.grant({"a": 10}, 24.0)
+    assert calls.room(reserved=0) == 1

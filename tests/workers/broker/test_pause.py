@@ -50,3 +50,13 @@ def test_a_pause_goes_on_while_its_reason_lasts_and_ends_with_it() -> None:
     pause.clear()
     assert not pause.on
     assert pause.why == ""
+
+
+def test_a_pause_that_is_repeated_for_a_day_is_still_a_pause() -> None:
+    clock = Clock()
+    pause = Pause(clock)
+    for _ in range(3000):
+        pause.begin("full")
+        assert pause.on
+        clock.now += LONGEST_S
+    assert not pause.on
