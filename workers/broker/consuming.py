@@ -173,8 +173,9 @@ def _why_garbage(message: Any, known: Any) -> str | None:
     headers = message.headers
     if not isinstance(headers, dict) or not isinstance(headers.get("id"), str):
         return "no task message"
-    if headers.get("task") not in known:
-        return f"unknown task `{headers.get('task')}`"
+    task = headers.get("task")
+    if not isinstance(task, str) or task not in known:
+        return f"unknown task `{task}`"
     try:
         arguments, keywords, _ = message.payload
     # The edge where foreign bytes enter: anything may be in them.

@@ -37,6 +37,20 @@ def test_nothing_in_a_queue_stops_a_lane_and_it_is_kept_for_a_look(stage: Stage)
         ]
     ):
         stage.send(arguments, task_id=f"bad-{number}")
+    # A task's name that no dictionary takes.
+    listed = json.dumps(
+        {
+            "body": "AAAA",
+            "headers": {"id": "listed", "task": ["generate.short"]},
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "properties": {
+                "delivery_tag": "listed",
+                "delivery_info": {"exchange": "", "routing_key": "short"},
+            },
+        }
+    )
+    stage.redis.lpush("short", listed)
     stage.send((encode(good[0]),), task="capture.nothing", task_id="unknown-task")
     stage.send((encode(good[0]),), task_id="pickled", content_type="application/x-python-serialize")
     stage.publish(good)
@@ -48,6 +62,7 @@ def test_nothing_in_a_queue_stops_a_lane_and_it_is_kept_for_a_look(stage: Stage)
     kept = stage.redis.lrange("eyas:garbage", 0, -1)
     assert b"\xff\xfe not text" in kept
     assert other_version in kept
+    assert listed.encode() not in kept, "its envelope was read, so it is acknowledged too"
     assert len(kept) >= 15
     assert server.stats()["started"] == 3
 
