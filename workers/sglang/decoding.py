@@ -88,8 +88,6 @@ class DecodePool:
                 raise CallError("the decoder said something else", code="states.decoder")
 
     async def _start(self) -> Process:
-        root = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         spool = self._spool
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -97,7 +95,7 @@ class DecodePool:
             stdin=PIPE,
             stdout=PIPE,
             limit=RESULT_BYTES,
-            env={**os.environ, "PYTHONPATH": path},
+            env=decoder_environ(),
         )
 
     def _clear(self, name: str) -> None:
@@ -108,6 +106,13 @@ class DecodePool:
     def _delete(self, task: asyncio.Task[Reply]) -> None:
         if not task.cancelled() and task.exception() is None and (states := task.result().states):
             self._spool.delete(states.ref)
+
+
+def decoder_environ() -> dict[str, str]:
+    """The environment of a decoder, which finds `workers` whatever the working folder."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 async def _exchange(process: Process, job: DecodeJob) -> dict[str, Any]:

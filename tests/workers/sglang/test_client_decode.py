@@ -18,7 +18,7 @@ from storage.errors import FullError
 from storage.sample import SpoolRef
 from storage.spool import Spool
 from workers.sglang.decode import DecodeJob, bf16_bits, decode
-from workers.sglang.decoding import DecodePool
+from workers.sglang.decoding import DecodePool, decoder_environ
 from workers.sglang.outcomes import CallError
 from workers.sglang.reply import read_reply
 
@@ -204,6 +204,30 @@ def test_decoders_work_side_by_side_and_end_with_their_pool(spool: Spool, tmp_pa
     assert sorted(ref.name for ref in refs) == [f"states-{i}" for i in range(5)]
     assert len({ref.crc32 for ref in refs}) == 1
     assert children() == []
+
+
+def test_a_decoder_finds_its_own_modules_from_any_folder(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(tmp_path / "b", recorded("final-capture")["body"], 10)
+    # No installation and no working folder to find them by; `celery` must not be our `celery.py`.
+    (tmp_path / "celery").mkdir()
+    monkeypatch.chdir(tmp_path / "celery")
+    monkeypatch.setenv("PYTHONPATH", "")
+    probe = "import celery, workers.sglang.decode; print(celery.__name__, hasattr(celery, 'VERSION'))"
+
+    async def work() -> bool:
+        pool = DecodePool(spool)
+        reply = await pool.decode(asked)
+        await pool.close()
+        return reply.states is not None
+
+    assert asyncio.run(work())
+    environ = decoder_environ()
+    said = subprocess.run(
+        [sys.executable, "-c", probe], env=environ, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == ["celery", "True"]
 
 
 def test_a_pool_passes_on_what_its_decoder_refused(tmp_path: Path) -> None:
