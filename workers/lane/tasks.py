@@ -15,7 +15,6 @@ from typing import Any
 from celery.exceptions import Reject
 
 from storage.errors import FullError
-from storage.sample import Failure, Stage
 from workers.broker.messages import (
     Capture,
     Captured,
@@ -32,6 +31,7 @@ from workers.broker.queues import Lane as LaneName
 from workers.celery import EyasApp
 from workers.lane.lane import Lane
 from workers.runs import RunView
+from workers.sglang.execute import dead_letter
 from workers.sglang.outcomes import AGAIN, ATTEMPTS, ServerAwayError, StaleOrderError
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,11 @@ def perform(app: EyasApp, lane: Lane, body: bytes, *, key: str, publication: str
     except BackToQueueError as error:
         lane.count("requeued")
         raise Reject(str(error), requeue=True) from None
-    # The outermost edge: only a fault in these few files comes here.
+    # The outermost edge: only a fault in these few files comes here. It may come again with the
+    # order, which must not go round as fast as Redis can.
     except Exception as error:
         logger.exception("order.failed key=%s", key)
+        lane.stopping.wait(AGAIN.longest_s)
         raise Reject(repr(error), requeue=True) from None
     finally:
         waited = lane.flight.finish(key, publication, published=settled)
@@ -137,7 +139,7 @@ def _call(lane: Lane, order: Generate | Capture, view: RunView) -> Result:
                 failures += 1
                 logger.exception("order.error id=%s failures=%d", order.id.hex(), failures)
                 if failures >= ATTEMPTS:
-                    return _dead(order, error, failures)
+                    return dead_letter(order, code="worker.error", said=repr(error), attempts=failures)
                 if lane.stopping.wait(AGAIN.pause_s(failures)):
                     raise BackToQueueError("stopping") from None
     finally:
@@ -147,21 +149,6 @@ def _call(lane: Lane, order: Generate | Capture, view: RunView) -> Result:
 def _drop(lane: Lane, why: str) -> str:
     lane.count("dropped")
     return why
-
-
-def _dead(order: Generate | Capture, error: Exception, failures: int) -> Failed:
-    captures = isinstance(order, Capture)
-    failure = Failure(
-        id=order.id,
-        digest=order.digest if isinstance(order, Capture) else None,
-        capture=order.capture if isinstance(order, Capture) else None,
-        dataset=order.dataset,
-        stage=Stage.CAPTURE if captures else Stage.GENERATE,
-        attempts=failures,
-        code="worker.error",
-        message=repr(error)[:500],
-    )
-    return Failed(run=order.run, failure=failure)
 
 
 def _count(lane: Lane, result: Result) -> None:

@@ -42,6 +42,10 @@ REPLY_BYTES = 64 << 20
 NEVER_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """What aiohttp raises before a request is sent: no host, refused, not accepted."""
 
+BROKEN = (httpx.RequestError, aiohttp.ClientError)
+"""What may be raised in a call. The transport has no name of httpx's for an answer that is not HTTP
+and lets aiohttp's own through."""
+
 Body = Mapping[str, Any]
 """A request to `/generate`."""
 
@@ -151,7 +155,7 @@ class SGLangClient:
         try:
             async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{url}/ready"):
                 return True
-        except (httpx.HTTPError, TimeoutError, OSError):
+        except (*BROKEN, TimeoutError, OSError):
             return False
 
     async def advances(self, url: str, deadline_s: float) -> bool:
@@ -164,7 +168,7 @@ class SGLangClient:
             async with asyncio.timeout(deadline_s):
                 async with self._http.stream("GET", f"{url}/health_generate") as response:
                     return response.status_code < 500
-        except (httpx.HTTPError, TimeoutError, OSError):
+        except (*BROKEN, TimeoutError, OSError):
             return False
 
     async def generate(self, url: str, body: Body, *, deadline_s: float) -> Reply:
@@ -212,7 +216,7 @@ class SGLangClient:
                     if response.status_code != 200:
                         raise refusal(url, response.status_code, await _beginning(response))
                     yield response
-        except httpx.TransportError as error:
+        except BROKEN as error:
             # aiohttp's transport has one name for "refused" and "dropped in mid-call": its cause tells.
             if isinstance(error.__cause__, NEVER_CONNECTED):
                 raise _unreachable(url, error) from None
@@ -243,7 +247,7 @@ class SGLangClient:
                     status, content = response.status_code, response.content
                     if status != 404:
                         break
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (*BROKEN, TimeoutError) as error:
             raise _unreachable(url, error) from None
         if status in (401, 403):
             raise UnsuitableError(

@@ -21,6 +21,10 @@ from workers.sglang.outcomes import (
     ServerAwayError,
     outcome,
 )
+from workers.sglang.reply import printable
+
+SAID_CHARACTERS = 500
+"""Longest message of a dead letter."""
 
 
 async def execute(order: Generate | Capture, url: str, context: Context) -> Result:
@@ -58,12 +62,12 @@ async def execute(order: Generate | Capture, url: str, context: Context) -> Resu
             case Outcome.DEAD:
                 if error.code == "server.refused":
                     await _check_unchanged(url, context, error)
-                return _dead(order, error, failures + 1)
+                return dead_letter(order, code=error.code, said=error.message, attempts=failures + 1)
             case Outcome.AGAIN:
                 failures += 1
                 busy, busy_since = 0, 0.0
                 if failures >= ATTEMPTS:
-                    return _dead(order, error, failures)
+                    return dead_letter(order, code=error.code, said=error.message, attempts=failures)
                 await asyncio.sleep(context.again.pause_s(failures))
 
 
@@ -80,7 +84,8 @@ async def _check_unchanged(url: str, context: Context, error: CallError) -> None
         raise ServerAwayError(error.message, code="server.changed")
 
 
-def _dead(order: Generate | Capture, error: CallError, attempts: int) -> Failed:
+def dead_letter(order: Generate | Capture, *, code: str, said: str, attempts: int) -> Failed:
+    """The result of an order that cannot be carried out."""
     generates = isinstance(order, Generate)
     failure = Failure(
         id=order.id,
@@ -89,7 +94,9 @@ def _dead(order: Generate | Capture, error: CallError, attempts: int) -> Failed:
         dataset=order.dataset,
         stage=Stage.GENERATE if generates else Stage.CAPTURE,
         attempts=attempts,
-        code=error.code,
-        message=error.message,
+        code=code,
+        # A server's words may be in it: what UTF-8 cannot say could not be sent, and the order
+        # would be run again for ever.
+        message=printable(said[:SAID_CHARACTERS]),
     )
     return Failed(run=order.run, failure=failure)

@@ -23,7 +23,7 @@ from client_stage import (
 )
 
 from storage.sample import Stage as At
-from workers.broker.messages import Capture, Failed, Generate, Responded
+from workers.broker.messages import Capture, Failed, Generate, Responded, decode, encode
 from workers.sglang.client import SGLangClient
 from workers.sglang.outcomes import OUTCOMES, Outcome, ServerAwayError
 
@@ -185,6 +185,35 @@ def test_a_server_that_dies_in_mid_call_sends_the_order_elsewhere_and_says_it_wa
         assert (caught.value.code, caught.value.in_flight) == ("server.died", True)
 
     play(tmp_path, scene, generate=hang)
+
+
+def test_a_port_where_something_else_than_http_answers_now_sends_the_order_elsewhere(tmp_path: Path) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"220 mail.example ESMTP ready\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def scene(lane: Lane) -> None:
+        await lane.stage.close()
+        async with await asyncio.start_server(babble, "127.0.0.1", lane.stage.port):
+            with pytest.raises(ServerAwayError) as caught:
+                await lane.execute(GENERATE)
+            assert caught.value.code == "server.died"
+            with pytest.raises(ServerAwayError):
+                await lane.context.client.facts(lane.stage.url)
+
+    play(tmp_path, scene)
+
+
+def test_what_a_server_says_in_half_characters_can_still_be_a_dead_letter(tmp_path: Path) -> None:
+    async def scene(lane: Lane) -> None:
+        result = await lane.execute(GENERATE)
+        assert isinstance(result, Failed)
+        assert decode(encode(result)) == result
+
+    half = {"finish_reason": {"type": "abort", "message": "half \ud83d", "status_code": None}}
+    play(tmp_path, scene, generate=answer(**half))
 
 
 @pytest.mark.parametrize("order", [GENERATE, CAPTURE])
