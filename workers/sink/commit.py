@@ -85,6 +85,11 @@ class Sink:
         self._facts_known: set[str] = set()
         self._losses: Counter[tuple[bytes, bytes]] = Counter()
 
+    @property
+    def run_id(self) -> str:
+        """Whose results it commits."""
+        return self._store.run.id
+
     def commit(self, results: Sequence[Result], capture: CaptureSpec | None) -> Tally:
         """Commit all of it; returns when nothing of it is needed any more but its spool files.
 
@@ -196,14 +201,16 @@ class Sink:
         def write(_: Sequence[Failure]) -> int:
             found = self._redis.hget(FACTS, facts_id)
             if found is None:
-                # Redis lost its data since. The samples are good; what the server was is not known.
-                logger.warning("facts.unknown id=%s", facts_id)
-            else:
-                self._store.write_facts(facts_id, _facts(found))
-            return 0
+                return 0
+            self._store.write_facts(facts_id, _facts(found))
+            return 1
 
-        self._patiently(write, (), 0)
-        self._facts_known.add(facts_id)
+        if self._patiently(write, (), 0):
+            self._facts_known.add(facts_id)
+        else:
+            # Redis lost its data since. The samples are good; lanes tell it again within a second,
+            # and the next batch that names them is another chance.
+            logger.warning("facts.unknown id=%s", facts_id)
 
     def _in_parts(
         self,

@@ -30,15 +30,11 @@ from workers.runs import claim_if_absent, read_carried, read_view
 from workers.sink.batching import Batcher, Held
 from workers.sink.commit import Sink, StoppedError
 from workers.sink.status import SinkStatus
+from workers.sink.sweeping import Sweeper
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-SWEEP_S = 600.0
-"""How often the spool and the staging folder are swept of what crashes left."""
-SPOOL_AGE_S = 24 * 3600.0
-"""A spool file so old waits for nobody: its message has long been delivered again."""
-STAGING_AGE_S = 24 * 3600.0
 
 
 class SinkProcess:
@@ -64,7 +60,7 @@ class SinkProcess:
         self._serving = False
         self._status = SinkStatus()
         self._garbage: deque[tuple[bytes, str]] = deque(maxlen=KEPT)
-        self._swept = 0.0
+        self._sweeper = Sweeper(redis, self._spool)
         self.stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._look_on, name="sink-look", daemon=True),
@@ -122,8 +118,8 @@ class SinkProcess:
         while not self.stopping.is_set():
             try:
                 self._find_store()
-                self._sweep()
                 self._say()
+                self._sweeper.look(self._store)
             except (RedisError, OSError, EyasError) as error:
                 logger.debug("sink.look error=%r", error)
             # The edge of the thread: an error of ours must not silence the process.
@@ -175,14 +171,6 @@ class SinkProcess:
         self._serving = False
         self._status.become("waiting", why)
 
-    def _sweep(self) -> None:
-        if time.monotonic() - self._swept < SWEEP_S and self._swept:
-            return
-        self._swept = time.monotonic()
-        self._spool.sweep(SPOOL_AGE_S)
-        if self._store is not None:
-            self._store.sweep_staging(STAGING_AGE_S)
-
     def _say(self) -> None:
         while self._garbage:
             set_aside(self._redis, *self._garbage.popleft())
@@ -225,11 +213,11 @@ class SinkProcess:
 
     def _commit(self, batch: Sequence[Held]) -> None:
         """Commit, then acknowledge, then free the spool: the order that loses nothing."""
-        store, sink = self._store, self._sink
-        assert store is not None, "received before a store was open"
-        assert sink is not None
+        # Once: the thread that looks may open another store meanwhile.
+        sink = self._sink
+        assert sink is not None, "received before a store was open"
         began = time.monotonic()
-        results = [held.result for held in batch if held.result.run == store.run.id]
+        results = [held.result for held in batch if held.result.run == sink.run_id]
         tally = sink.commit(results, self._capture)
         self._acknowledge(batch)
         sink.free(results)

@@ -77,5 +77,13 @@ class SinkStatus:
             written_bytes=self.written_bytes,
             spool_bytes=spool.used_bytes(),
             spool_max_bytes=spool.max_bytes,
-            disk_free_bytes=shutil.disk_usage(output).free if output is not None else None,
+            disk_free_bytes=_free_bytes(output),
         )
+
+
+def _free_bytes(output: Path | None) -> int | None:
+    """None also while the folder is away: the sink must say so, not fall silent."""
+    try:
+        return None if output is None else shutil.disk_usage(output).free
+    except OSError:
+        return None

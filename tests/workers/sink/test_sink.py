@@ -81,6 +81,15 @@ def test_facts_that_redis_has_lost_do_not_hold_up_samples(bench: Bench) -> None:
     assert bench.outcomes()[0] == Outcome.RESPONDED
 
 
+def test_facts_that_redis_learns_again_are_stored_with_the_next_batch(bench: Bench) -> None:
+    first, second = make_prompts("B1", 2)
+    bench.client.delete(FACTS)
+    bench.commit(Responded(run=bench.run, response=make_response(first)))
+    bench.client.hset(FACTS, "facts1", json.dumps({"model_path": "tiny"}))
+    bench.commit(Responded(run=bench.run, response=make_response(second)))
+    assert json.loads((bench.store.path / "facts" / "facts1.json").read_bytes()) == {"model_path": "tiny"}
+
+
 def test_the_same_batch_again_changes_nothing_and_is_counted_as_wasted(bench: Bench) -> None:
     prompt = make_prompts("B1", 1)[0]
     response = make_response(prompt)

@@ -1,0 +1,54 @@
+"""Sweeping what crashes leave behind: spool files nobody waits for, staging folders nobody writes.
+
+When a Redis loses its data, the results that named spool files are gone and the files stay. They
+would hold the spool full, and its lanes paused, for as long as the longest a file may wait; so
+while no result waits for this node, files are swept much earlier. A file swept too early is
+captured again.
+"""
+
+import time
+from collections.abc import Callable
+
+from redis import Redis
+
+from storage.spool import Spool
+from storage.store import Store
+from workers.board.board import read_processes
+from workers.broker.queues import SINK, sink_queue
+
+EVERY_S = 600.0
+"""Between two sweeps."""
+WAITED_FOR_S = 24 * 3600.0
+"""Age of a spool file that waits for nobody although results wait: those are of younger ones."""
+IDLE_S = 3600.0
+"""Age of a spool file that waits for nobody when on two looks in a row no result waits."""
+STAGING_S = 24 * 3600.0
+"""Age of a staging folder that no writer will come back to."""
+
+
+class Sweeper:
+    """Sweeps one node's spool and one store, now and then."""
+
+    def __init__(self, redis: Redis, spool: Spool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._redis, self._spool, self._clock = redis, spool, clock
+        self._swept: float | None = None
+        self._was_idle = False
+
+    def look(self, store: Store | None) -> None:
+        """Sweep if it is time to; raises `RedisError` and `OSError`."""
+        now = self._clock()
+        if self._swept is not None and now - self._swept < EVERY_S:
+            return
+        self._swept = now
+        idle = self._is_idle()
+        self._spool.sweep(IDLE_S if idle and self._was_idle else WAITED_FOR_S)
+        self._was_idle = idle
+        if store is not None:
+            store.sweep_staging(STAGING_S)
+
+    def _is_idle(self) -> bool:
+        """Whether no result waits for a sink of this node, and none of them holds any."""
+        node = self._spool.node
+        return not self._redis.llen(sink_queue(node)) and not any(
+            p.in_flight for p in read_processes(self._redis) if p.lane == SINK and p.node == node
+        )
