@@ -79,6 +79,8 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 open_store=self.open_store,
             )
             self.process.start()
+        # Ends with the connection, like every timer begun while connecting.
+        consumer.timer.call_repeatedly(consumer.app.timing.renew_s, self._acknowledge_settled)
         # `worker_prefetch_multiplier` is no way: the command line has read it by the time it is
         # known that this process is a sink.
         consumer.initial_prefetch_count = PREFETCH
@@ -140,10 +142,15 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._consumer.call_soon(self._acknowledge_settled)
 
     def _acknowledge_settled(self) -> None:
-        while self._settled:
+        for _ in range(len(self._settled)):
             delivery = self._settled.popleft()
             if delivery.connection == self.connection:
                 delivery.message.ack_log_error(logger, self._consumer.connection_errors)
+                if not delivery.message.acknowledged:
+                    # Celery tries once. Held on, its lease would be renewed for as long as this
+                    # process lives, and the queues would never count as empty.
+                    self._settled.append(delivery)
+                    continue
             state.all_total_count[0] += 1
             took_s = time.monotonic() - delivery.received
             self._send("task-succeeded", delivery, result="stored", runtime=took_s)
