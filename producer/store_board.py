@@ -12,7 +12,7 @@ from storage.index import Index
 from storage.run import StatesMode
 from storage.settings import DatasetSettings, RunSettings, read_settings
 from storage.store import Store
-from storage.wanted import wanted
+from storage.wanted import read_enough, wanted
 from workers.board.board import Board, DatasetBoard
 
 
@@ -66,9 +66,7 @@ def _dataset(
     caps = named or DatasetSettings(max_samples=0 if settings else None)
     counts = wanted(of, caps, states)
     first = slice(caps.max_samples)
-    reading = not counts.closed and not store.reading_state(name).complete
-    if caps.max_samples is not None and len(of) >= caps.max_samples:
-        reading = False
+    reading = not read_enough(of, caps, counts, complete=store.reading_state(name).complete)
     return DatasetBoard(
         name=name,
         wanted=counts.total,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError
-from storage.index import Index, wanted
+from storage.index import Index
 from storage.progress import Progress
 from storage.segment import Segment, list_segments
 from storage.segment_checks import (
@@ -25,6 +25,7 @@ from storage.segment_checks import (
 )
 from storage.settings import RunSettings, read_settings
 from storage.store import Store
+from storage.wanted import read_enough, wanted
 
 _MALFORMED = (KeyError, IndexError, ValueError, TypeError)
 """What a check stumbles over in a segment whose arrays or attributes are not of its kind."""
@@ -204,15 +205,14 @@ class _Verification:
     def _outcome(self, index: Index, settings: RunSettings, name: str) -> DatasetOutcome:
         if name not in index.datasets:
             return DatasetOutcome(name=name, wanted=0, done=0, failed=0, missing=0, read=False)
-        cap = settings.datasets[name]
-        counts = wanted(index.dataset(name), cap, settings.states)
-        state = self._store.reading_state(name)
-        enough = cap.max_samples is not None and state.count >= cap.max_samples
+        cap, dataset = settings.datasets[name], index.dataset(name)
+        counts = wanted(dataset, cap, settings.states)
+        complete = self._store.reading_state(name).complete
         return DatasetOutcome(
             name=name,
             wanted=counts.total,
             done=counts.done,
             failed=counts.failed,
             missing=len(counts.missing),
-            read=state.complete or enough or counts.closed,
+            read=read_enough(dataset, cap, counts, complete=complete),
         )

@@ -1,4 +1,5 @@
-"""What is wanted of a dataset and what of it is there: the one definition of "finished".
+"""What is wanted of a dataset and what of it is there: the one definition of "finished" and of
+"read far enough".
 
 The feeder, `status` and `verify` all count with this. Nothing here reads files.
 """
@@ -65,3 +66,17 @@ def wanted(dataset: DatasetIndex, settings: DatasetSettings, states: StatesMode)
         tokens=int(tokens[kept].sum()),
         closed=full or (reached and not np.any(outcome == Outcome.NONE)),
     )
+
+
+def read_enough(dataset: DatasetIndex, settings: DatasetSettings, counts: Wanted, *, complete: bool) -> bool:
+    """Whether no more prompts of the source are wanted; `complete` says that it has no more rows.
+
+    Reading also ends where the prompts alone reach `max_tokens`, dead letters among them or not:
+    a dead letter then leaves the cap unreached, and still there is nothing to wait for.
+    """
+    if complete or counts.closed:
+        return True
+    if settings.max_samples is not None and len(dataset) >= settings.max_samples:
+        return True
+    prompt_tokens = int(dataset.prompt_tokens.sum(dtype=np.int64))
+    return settings.max_tokens is not None and prompt_tokens >= settings.max_tokens

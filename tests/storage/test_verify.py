@@ -313,3 +313,19 @@ def test_the_report_is_json(out: Path):
     content = json.loads(json.dumps(check(out).to_json()))
     assert content["ok"] is False
     assert content["problems"][0]["segment"] == "states/eagle3/s-node1-00000002"
+
+
+def test_a_dead_letter_under_a_token_cap_leaves_nothing_to_read(tmp_path: Path):
+    store, prompts = new_store(tmp_path / "out"), make_prompts(4)
+    store.begin_dataset(dataset_spec())
+    store.add_prompts("B1", prompts, next_row=4, complete=False, dropped={})
+    spool = Spool(tmp_path / "spool", "node1", 1 << 30)
+    given = [replace(make_response(p), tokens=p.tokens, digest=response_digest(p.tokens)) for p in prompts]
+    store.commit_responses(given)
+    store.commit_states([make_states(response, spool) for response in given[:3]], spool)
+    store.commit_failures([make_failure(prompts[3], given[3].digest)])
+    whole_store(tmp_path / "other" / "out", samples=2)
+    cap = DatasetSettings(max_tokens=sum(len(prompt.tokens) for prompt in prompts))
+    write_settings(store.path, replace(read_settings(tmp_path / "other" / "out"), datasets={"B1": cap}))
+    (dataset,) = check(store.path).datasets
+    assert (dataset.done, dataset.failed, dataset.missing, dataset.read) == (3, 1, 0, True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from storage.index import DatasetIndex, Outcome, wanted
 from storage.run import StatesMode
 from storage.settings import DatasetSettings
+from storage.wanted import read_enough
 
 N, R, S, D = Outcome
 
@@ -61,3 +62,22 @@ def test_every_wanted_prompt_is_done_failed_or_missing_and_no_cap_is_passed(
         pytest.fail("a closed dataset asks for responses")
     if max_tokens is not None and not found.closed:
         assert found.tokens < max_tokens
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "cap", "complete", "expected"),
+    [
+        ([S, S], {}, True, True),
+        ([S, S], {}, False, False),
+        ([S, S], {"max_samples": 2}, False, True),
+        ([S, S], {"max_samples": 3}, False, False),
+        # Prompts of 10 tokens each: nobody reads on once they alone use the cap up.
+        ([D, N], {"max_tokens": 20}, False, True),
+        ([D, N], {"max_tokens": 21}, False, False),
+        ([S, N], {"max_tokens": 100}, False, True),
+    ],
+)
+def test_no_more_is_read_at_the_end_of_the_source_or_at_a_cap(outcomes, cap, complete, expected):
+    index, settings = dataset(outcomes), DatasetSettings(**cap)
+    plan = wanted(index, settings, StatesMode.REPLAY)
+    assert read_enough(index, settings, plan, complete=complete) is expected

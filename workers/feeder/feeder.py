@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from redis import Redis
 
-from storage.index import DatasetIndex, Index, wanted
+from storage.index import DatasetIndex, Index
 from storage.run import StatesMode
 from storage.sample import Stage
 from storage.settings import RunSettings, read_settings
 from storage.store import Store
+from storage.wanted import Wanted, read_enough, wanted
 from workers.board.board import read_processes
 from workers.board.reporting import Reporter
 from workers.board.scoreboard import progress_of
@@ -142,7 +143,7 @@ class Feeder:
             self._counted = settings
         else:
             for feed in self._feeds.values():
-                feed.reading = feed.reading and self._is_reading(feed.dataset, settings)
+                feed.reading = feed.reading and self._is_reading(feed.dataset, settings, feed.progress.plan)
         self._window.refresh({name: feed.dataset for name, feed in self._feeds.items()})
         return grown
 
@@ -162,22 +163,17 @@ class Feeder:
                 if before is not None and len(before.lanes) == len(dataset)
                 else lanes_of(spec.lane, dataset.prompt_tokens),
                 progress=progress_of(dataset, plan, caps.max_samples, settings.states),
-                reading=self._is_reading(dataset, settings),
+                reading=self._is_reading(dataset, settings, plan),
                 given_since=before.given_since if before is not None else None,
             )
         self._feeds = feeds
 
-    def _is_reading(self, dataset: DatasetIndex, settings: RunSettings) -> bool:
+    def _is_reading(self, dataset: DatasetIndex, settings: RunSettings, plan: Wanted) -> bool:
         """Whether `enqueue` has not read as far as is wanted."""
-        caps = settings.datasets[dataset.name]
-        if caps.max_samples is not None and len(dataset) >= caps.max_samples:
-            return False
-        # It reads no further than the prompts alone use the tokens up: nothing more could be stored.
-        if caps.max_tokens is not None and int(dataset.prompt_tokens.sum()) >= caps.max_tokens:
-            return False
         state = self._store.reading_state(dataset.name)
         # The state may be newer than the index: the last prompts may not be counted yet.
-        return not state.complete or state.count != len(dataset)
+        complete = state.complete and state.count == len(dataset)
+        return not read_enough(dataset, settings.datasets[dataset.name], plan, complete=complete)
 
     def _publish_view(self, settings: RunSettings, carried: Carried) -> None:
         view = RunView(
