@@ -4,8 +4,9 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +21,21 @@ if TYPE_CHECKING:
 _SHOWN = 20
 """Problems that are printed one by one; `--json` has them all."""
 
-_path = click.argument("path", envvar="EYAS_OUTPUT_DIR", required=False, type=click.Path(path_type=Path))
+_FOLDER = click.Path(path_type=Path)
+
+
+def _store(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The store's folder, as an argument or as `producer` takes it."""
+    option = click.option(
+        "--output-dir",
+        type=_FOLDER,
+        envvar="EYAS_OUTPUT_DIR",
+        metavar="DIR",
+        help="The same as PATH.  [env var: EYAS_OUTPUT_DIR]",
+    )
+    return click.argument("path", required=False, type=_FOLDER)(option(command))
+
+
 _json = click.option(
     "--json",
     "as_json",
@@ -36,11 +51,11 @@ def group() -> None:
 
 
 @group.command("info")
-@_path
+@_store
 @_json
-def info_command(path: Path | None, as_json: bool) -> None:
+def info_command(path: Path | None, output_dir: Path | None, as_json: bool) -> None:
     """Say what the store holds: run, datasets, counts, tokens, bytes."""
-    folder = _folder(path)
+    folder = _folder(path, output_dir)
     with Progress("reading"):
         from storage.info import info
 
@@ -49,7 +64,7 @@ def info_command(path: Path | None, as_json: bool) -> None:
 
 
 @group.command("verify")
-@_path
+@_store
 @_json
 @click.option(
     "--threads",
@@ -57,12 +72,12 @@ def info_command(path: Path | None, as_json: bool) -> None:
     envvar="EYAS_THREADS",
     help="Segments read at once.  [env var: EYAS_THREADS; default: one a core]",
 )
-def verify_command(path: Path | None, as_json: bool, threads: int | None) -> int:
+def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, threads: int | None) -> int:
     """Read every byte and compare the outcomes with what the run wants.
 
     Ends with 0 when all is well and complete, with 1 when something is wrong or missing.
     """
-    folder = _folder(path)
+    folder = _folder(path, output_dir)
     with Progress("verifying") as progress:
         from storage.verify import verify
 
@@ -76,14 +91,16 @@ def main() -> None:
     sys.exit(run_command(group, "storage"))
 
 
-def _folder(path: Path | None) -> Path:
-    if path is None:
+def _folder(path: Path | None, output_dir: Path | None) -> Path:
+    """The argument, which is nearer than a variable that may have set the option."""
+    folder = path or output_dir
+    if folder is None:
         raise UsageError(
             "which store?",
             code="path.missing",
             hint="give its folder, `storage verify PATH`, or set EYAS_OUTPUT_DIR",
         )
-    return path
+    return folder
 
 
 def _info_text(found: "Info") -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from storage.index import Index, Outcome
+from storage.segment import list_segments
 from storage.settings import read_settings
 from storage.store import Store
 
@@ -69,7 +70,12 @@ def info(path: Path) -> Info:
         states, capture = spec.states, spec.capture
     index = Index(store, capture.name if capture else None)
     index.refresh()
-    kinds = ("prompts", "responses", "states", "failures")
+    folders = {
+        "prompts": [path / "prompts" / name for name in store.dataset_names()],
+        "responses": [path / "responses"],
+        "states": [path / "states" / name for name in store.captures()],
+        "failures": [path / "failures"],
+    }
     return Info(
         path=str(path),
         run=store.run.id,
@@ -79,8 +85,8 @@ def info(path: Path) -> Info:
         capture=capture.name if capture else None,
         captures=store.captures(),
         datasets=tuple(_dataset(store, index, name) for name in index.datasets),
-        segments={kind: len(list((path / kind).rglob("s-*"))) for kind in kinds},
-        bytes={kind: _bytes(path / kind) for kind in kinds},
+        segments={kind: sum(map(_segments, parents)) for kind, parents in folders.items()},
+        bytes={kind: _bytes(path / kind) for kind in folders},
     )
 
 
@@ -102,6 +108,10 @@ def _dataset(store: Store, index: Index, name: str) -> DatasetInfo:
         sample_tokens=int(dataset.sample_tokens.sum(dtype=np.int64)),
         truncated=round(dataset.truncated / responses, 4) if responses else 0.0,
     )
+
+
+def _segments(parent: Path) -> int:
+    return len(list_segments(parent))
 
 
 def _bytes(folder: Path) -> int:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_making import dataset_spec, make_prompts, whole_store
+from store_making import add_all, dataset_spec, make_prompts, new_store, whole_store
 
 from storage.cli import size_text
 
@@ -52,6 +52,19 @@ def test_verify_says_all_ok_and_ends_with_0(out: Path):
     assert "segments=6" in done.stderr.splitlines()[-1]
     content = json.loads(run("verify", str(out), "--json", "--threads", "1").stdout)
     assert content["ok"] is True
+
+
+def test_the_store_may_be_named_as_producer_names_it(out: Path, tmp_path: Path):
+    assert run("verify", "--output-dir", str(out)).returncode == 0
+    assert str(out) in run("info", "--output-dir", str(out), EYAS_OUTPUT_DIR=str(tmp_path)).stdout
+    assert str(out) in run("info", str(out), EYAS_OUTPUT_DIR=str(tmp_path)).stdout
+
+
+def test_segments_are_counted_by_their_names_whatever_a_dataset_is_called(tmp_path: Path):
+    store = new_store(tmp_path / "out")
+    add_all(store, make_prompts(3, "s-00000007"), "s-00000007")
+    content = json.loads(run("info", str(store.path), "--json").stdout)
+    assert content["segments"] == {"prompts": 1, "responses": 0, "states": 0, "failures": 0}
 
 
 def test_verify_ends_with_1_when_anything_is_wrong(out: Path, tmp_path: Path):
