@@ -318,11 +318,18 @@ def test_a_killed_lane_leaves_no_decoder(tmp_path: Path) -> None:
 
 
 def children(of: int | None = None) -> list[int]:
-    """Processes that `of`, by default this one, has started and that still run."""
+    """Decoders that `of`, by default this one, has started and that still run; never its other children."""
     found = []
     for task in Path(f"/proc/{of or os.getpid()}/task").iterdir():
         found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if alive(pid)]
+    return [pid for pid in found if alive(pid) and is_decoder(pid)]
+
+
+def is_decoder(pid: int) -> bool:
+    try:
+        return b"decode" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def alive(pid: int) -> bool:
