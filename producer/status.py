@@ -33,5 +33,6 @@ def command(redis_url: str | None, output_dir: Path | None, as_json: bool) -> in
         return 0
     from producer.status_table import board_console, draw
 
-    board_console().print(draw(report.board, report.notes))
+    console = board_console()
+    console.print(draw(report.board, report.notes, console.width))
     return 0

@@ -3,6 +3,7 @@
 Pure: a `Board` in, something to print out. Where the board comes from is in `run_report.py`.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from producer.talk import Fact, is_terminal
 from producer.words import big, count, duration, size
-from workers.board.board import Board, DatasetBoard, ServerState
+from workers.board.board import Board, DatasetBoard, ServerBoard, ServerState, SinkBoard
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -19,33 +20,44 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 BAR = 20
-"""Width of a dataset's bar."""
+"""Width of a dataset's bar; half of it where there is less room."""
+WIDE = 200
+"""Columns where nobody says how many there are, so that nothing is cut."""
 
 
 def board_console() -> "Console":
-    """Where boards are printed: stdout; wide where no terminal says how wide, so that nothing is cut."""
+    """Where boards are printed: stdout, as wide as its terminal or `COLUMNS` says."""
     from rich.console import Console
 
     if is_terminal(sys.stdout):
         return Console(highlight=False)
-    return Console(width=200, color_system=None, highlight=False)
+    width = None if os.environ.get("COLUMNS") else WIDE
+    return Console(width=width, color_system=None, highlight=False)
 
 
-def draw(board: Board, notes: tuple[str, ...], now: float | None = None) -> "Group":
-    """The whole status: run, datasets, lanes, servers, sinks, what a person should know."""
+def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | None = None) -> "Group":
+    """The whole status: run, datasets, lanes, servers, sinks, what a person should know.
+
+    In fewer columns than it takes the titles are shorter, the bars are gone and reasons have lines
+    of their own; no word is cut that is not longer than a line.
+    """
     from rich.console import Group
     from rich.text import Text
 
     moment = time.time() if now is None else now
     parts: list[Text | Table] = [_head(board)]
     if board.datasets:
-        parts += [Text(), _datasets(board)]
+        tables = (_datasets(board, BAR), _datasets(board, BAR // 2))
+        narrow = _datasets_narrow(board)
+        parts += [Text(), next((table for table in tables if _width(table) <= width), narrow)]
     if board.lanes:
         parts += [Text(), _lanes(board)]
     if board.servers:
-        parts += [Text(), _servers(board, moment)]
+        wide = _servers(board, moment)
+        parts += [Text(), wide] if _width(wide) <= width else [Text(), *_servers_narrow(board, moment)]
     if board.sinks:
-        parts += [Text(), _sinks(board)]
+        wide = _sinks(board)
+        parts += [Text(), wide] if _width(wide) <= width else [Text(), *_sinks_narrow(board)]
     if notes:
         parts.append(Text())
         parts += [Text(f"! {note}", style="yellow") for note in notes]
@@ -102,18 +114,29 @@ def _progress(board: Board) -> Iterator[str]:
         yield f"{duration(board.left_s)} left"
 
 
-def _datasets(board: Board) -> "Table":
+def _datasets(board: Board, bar: int) -> "Table":
     table = _table("dataset", "wanted>", "generated>", "stored>", "failed>", "truncated>", "tokens>", "", "")
     for dataset in board.datasets:
-        table.add_row(
-            dataset.name,
-            count(dataset.wanted) + ("+" if dataset.reading else ""),
-            *(count(n) for n in (dataset.generated, dataset.stored, dataset.failed, dataset.truncated)),
-            big(dataset.tokens),
-            _bar(dataset),
-            _state(dataset),
-        )
+        table.add_row(*_counts(dataset), _bar(dataset, bar), _state(dataset))
     return table
+
+
+def _datasets_narrow(board: Board) -> "Table":
+    table = _table("dataset", "wanted>", "gen.>", "stored>", "failed>", "cut>", "tokens>", ">", "", gap=2)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for dataset in board.datasets:
+        state = "capped" if dataset.closed and not dataset.finished else _state(dataset)
+        table.add_row(*_counts(dataset), f"{int(_share(dataset) * 100)} %", state)
+    return table
+
+
+def _counts(dataset: DatasetBoard) -> tuple[str, ...]:
+    return (
+        dataset.name,
+        count(dataset.wanted) + ("+" if dataset.reading else ""),
+        *(count(n) for n in (dataset.generated, dataset.stored, dataset.failed, dataset.truncated)),
+        big(dataset.tokens),
+    )
 
 
 def _lanes(board: Board) -> "Table":
@@ -128,28 +151,66 @@ def _lanes(board: Board) -> "Table":
 def _servers(board: Board, now: float) -> "Table":
     table = _table("server", "state", "since>", "in flight>", "")
     for server in board.servers:
-        since = duration(now - server.since) if server.since else ""
-        style = "" if server.state is ServerState.UP else "red"
-        table.add_row(
-            server.url, server.state.value, since, count(server.in_flight), server.reason, style=style
-        )
+        table.add_row(*_of_server(server, now), server.reason, style=_style(server))
     return table
+
+
+def _servers_narrow(board: Board, now: float) -> "Iterator[Table | Text]":
+    table = _table("server", "state", "since>", "in flight>", gap=2)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for server in board.servers:
+        table.add_row(*_of_server(server, now), style=_style(server))
+    yield table
+    yield from _says({server.url: server.reason for server in board.servers})
+
+
+def _of_server(server: ServerBoard, now: float) -> tuple[str, ...]:
+    since = duration(now - server.since) if server.since else ""
+    return (server.url, server.state.value, since, count(server.in_flight))
+
+
+def _style(server: ServerBoard) -> str:
+    return "" if server.state is ServerState.UP else "red"
 
 
 def _sinks(board: Board) -> "Table":
     table = _table("sink", "state", "waiting>", "spool>", "")
     for sink in board.sinks:
-        spool = size(sink.spool_bytes) if sink.spool_bytes is not None else ""
-        table.add_row(sink.name, sink.state, count(sink.waiting), spool, sink.says)
+        table.add_row(*_of_sink(sink), sink.says)
     return table
 
 
-def _table(*titles: str) -> "Table":
-    """A table without lines; a title ending in `>` makes its column flush right."""
+def _sinks_narrow(board: Board) -> "Iterator[Table | Text]":
+    table = _table("sink", "state", "waiting>", "spool>", gap=2)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for sink in board.sinks:
+        table.add_row(*_of_sink(sink))
+    yield table
+    yield from _says({sink.name: sink.says for sink in board.sinks})
+
+
+def _of_sink(sink: SinkBoard) -> tuple[str, ...]:
+    spool = size(sink.spool_bytes) if sink.spool_bytes is not None else ""
+    return (sink.name, sink.state, count(sink.waiting), spool)
+
+
+def _says(by_name: dict[str, str]) -> "Iterator[Text]":
+    """What each of these says, as lines that wrap."""
+    from rich.text import Text
+
+    for name, says in by_name.items():
+        if says:
+            yield Text(f"{name}: {says}")
+
+
+def _table(*titles: str, gap: int = 3) -> "Table":
+    """A table without lines, `gap` spaces between its columns; a title ending in `>` makes its column
+    flush right.
+    """
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, gap - 2), pad_edge=False, show_edge=False)
     for title in titles:
         table.add_column(
             title.removesuffix(">"), justify="right" if title.endswith(">") else "left", no_wrap=True
@@ -157,10 +218,19 @@ def _table(*titles: str) -> "Table":
     return table
 
 
-def _bar(dataset: DatasetBoard) -> str:
+def _width(table: "Table") -> int:
+    """Columns the table takes when nothing of it is cut or wrapped."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=10 * WIDE)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _bar(dataset: DatasetBoard, width: int) -> str:
     share = _share(dataset)
-    full = int(share * BAR)
-    return "━" * full + "·" * (BAR - full) + f" {int(share * 100):3d} %"
+    full = int(share * width)
+    return "━" * full + "·" * (width - full) + f" {int(share * 100):3d} %"
 
 
 def _share(dataset: DatasetBoard) -> float:

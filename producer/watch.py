@@ -42,12 +42,13 @@ def _live(look: "Callable[[], Report]") -> "Report":
 
     from producer.status_table import board_console, draw
 
-    report = look()
-    with Live(draw(report.board, report.notes), console=board_console(), auto_refresh=False) as live:
+    report, console = look(), board_console()
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(draw(report.board, report.notes, console.width), refresh=True)
         while not report.board.finished:
             time.sleep(REDRAW_S)
             report = _look_again(look, report)
-            live.update(draw(report.board, report.notes), refresh=True)
+            live.update(draw(report.board, report.notes, console.width), refresh=True)
     return report
 
 

@@ -12,17 +12,17 @@ import redis
 
 from tests.producer.up.stored import DATASET, board, small_store
 from tests.producer.up.supervised import until
-from workers.board.board import write_board
+from workers.board.board import SinkBoard, write_board
 from workers.runs import claim
 
 NOBODY = "redis://127.0.0.1:1/0"
 
 
-def producer(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def producer(*arguments: str, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "producer.cli", *arguments],
         cwd=cwd,
-        env=environment(cwd),
+        env=environment(cwd) | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -53,6 +53,41 @@ def test_the_table_shows_each_dataset_lane_and_server(tmp_path: Path, redis_url:
     assert "12 min left" in said.stdout
     assert "3.4 K tok/s generated" in said.stdout
     assert "nobody serves short" in said.stdout
+
+
+def test_in_80_columns_no_word_of_the_status_is_cut(tmp_path: Path, redis_url: str) -> None:
+    store = small_store(tmp_path / "out")
+    datasets = (
+        dataclasses.replace(DATASET, name="B6-nemotron-agentic", closed=True, reading=True),
+        dataclasses.replace(DATASET, name="B7", finished=True),
+    )
+    (server,) = board(store).servers
+    servers = (dataclasses.replace(server, url="http://gpu-17.cluster.example:30000"),)
+    says = "no room in `/data/eyas`: No space left on device; it goes on when there is some"
+    sink = SinkBoard(
+        name="sink@gpu-17",
+        node="gpu-17",
+        state="waiting",
+        says=says,
+        waiting=12,
+        spool_bytes=2_000_000_000,
+        spool_max_bytes=64_000_000_000,
+    )
+    carry(redis_url, store, datasets=datasets, servers=servers, sinks=(sink,))
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path, COLUMNS="80")
+    assert said.returncode == 0, said.stderr
+    assert max(map(len, said.stdout.splitlines())) <= 80
+    assert "…" not in said.stdout
+    words = said.stdout.split()
+    for expected in (
+        "B6-nemotron-agentic",
+        "http://gpu-17.cluster.example:30000",
+        "away",
+        "refused",
+        "capped",
+    ):
+        assert expected in words
+    assert says.split() == [word for word in words if word in says.split()][-len(says.split()) :]
 
 
 def test_json_holds_the_board_and_whose_figures_they_are(tmp_path: Path, redis_url: str) -> None:
