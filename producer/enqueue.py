@@ -18,7 +18,7 @@ from producer.talk import is_terminal, progress, say
 from producer.words import count, size
 from storage.errors import UsageError
 from storage.run import read_run
-from storage.settings import DatasetSettings, write_settings
+from storage.settings import DatasetSettings, changing_settings, write_settings
 from workers.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _enqueue(
     for one in prepared:
         if one.dataset.name in unread:
             check_template(one, template())
-    queue.check_free(run, output)
+    queue.check_free(output)
     store = Store.create(output, target.spec)
     for one in prepared:
         store.begin_dataset(one.spec)
@@ -116,11 +116,15 @@ def _enqueue(
         name: DatasetSettings(max_samples=one.max_prompts, max_tokens=one.max_tokens)
         for name, one in limits.items()
     }
-    settings = replace(settings, datasets={**settings.datasets, **caps})
-    queue.claim(store, settings)
+    with changing_settings(output):
+        # read again: another `enqueue` may have added its datasets since
+        now = settings_before(output)
+        settings = settings_after(flags, said, now, target, urls, capture_urls)
+        settings = replace(settings, datasets={**settings.datasets, **caps})
+        queue.claim(store, settings)
+        write_settings(output, settings)
     for facts in [*servers.generating.values(), *servers.capturing.values()]:
         store.write_facts(facts.facts_id, facts.to_json())
-    write_settings(output, settings)
     with queue.feeding(store):
         for one in prepared:
             name = one.dataset.name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from producer.lanes import DatasetLane
 from producer.talk import say
 from producer.words import count
-from storage.run import Run, StatesMode
+from storage.run import StatesMode
 from storage.settings import RunSettings
 from workers.board.board import anyone_listening
 from workers.broker.connection import ping_or_explain
@@ -39,9 +39,9 @@ class Queue:
         self._config = replace(config, redis_url=redis_url)
         os.environ["EYAS_REDIS_URL"] = redis_url  # where this process's Celery looks
 
-    def check_free(self, run: Run | None, output: Path) -> None:
+    def check_free(self, output: Path) -> None:
         """Raises `UnsuitableError` when this Redis carries another run that is not finished."""
-        check_free(self._redis, run, output)
+        check_free(self._redis, output)
 
     def claim(self, store: "Store", settings: RunSettings) -> None:
         """Make this Redis carry the run and let every process see what is wanted.

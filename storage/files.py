@@ -16,6 +16,8 @@ from storage.errors import DamagedError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a dataset, node or capture may be called: it becomes a folder's name."""
+GROUP_FILE = "zarr.json"
+"""What lies beside those folders, so that none may be called so."""
 
 
 def checked_name(name: str, what: str) -> str:
@@ -23,7 +25,7 @@ def checked_name(name: str, what: str) -> str:
 
     Raises `UsageError` otherwise.
     """
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or name.casefold() == GROUP_FILE:
         raise UsageError(
             f"{what} `{name}` cannot be a folder's name",
             code="name.unsafe",

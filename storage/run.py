@@ -176,6 +176,8 @@ def read_run(output: Path) -> Run | None:
         content = read_json(path)
     except FileNotFoundError:
         return None
+    if not isinstance(content.get("format", 0), int):
+        raise DamagedError(f"`{path}` is not a run: format `{content['format']}`", code="run.damaged")
     if content.get("format", 0) > FORMAT:
         raise UnsuitableError(
             f"`{path}` has format `{content['format']}`; this Eyas reads up to `{FORMAT}`",

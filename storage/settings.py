@@ -4,7 +4,9 @@ The feeder reads it again whenever it changes and passes it to the lanes. Who ma
 said by the commands; this file only keeps it.
 """
 
-from collections.abc import Mapping
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,15 +69,27 @@ def read_settings(output: Path) -> RunSettings:
     Raises `FileNotFoundError` when there are none and `DamagedError` when they cannot be read.
     """
     path = output / "settings.json"
-    content = read_json(path)
     try:
-        return RunSettings.from_json(content)
-    except (KeyError, TypeError, ValueError) as error:
+        return RunSettings.from_json(read_json(path))
+    except (DamagedError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
-            f"`{path}` cannot be read: {error!r}",
+            error.message if isinstance(error, DamagedError) else f"`{path}` cannot be read: {error!r}",
             code="settings.damaged",
-            hint="run `producer enqueue` again",
+            hint=f"rm '{path}', then run `producer enqueue` again for all datasets of the run",
         ) from None
+
+
+@contextmanager
+def changing_settings(output: Path) -> Iterator[None]:
+    """While it lasts nobody else changes the settings of this run: what is read is what is replaced.
+
+    The lock is on `run.json`, which is always there and never replaced. A file system without
+    locks has to do without.
+    """
+    with (output / "run.json").open("r+b") as held:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def write_settings(output: Path, settings: RunSettings) -> None:

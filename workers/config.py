@@ -7,6 +7,7 @@ defaults. Flags come before all of these and are the commands' business. What be
 
 import difflib
 import json
+import math
 import os
 import socket
 import stat
@@ -137,6 +138,6 @@ def _gigabytes(text: str) -> int:
         size = float(text)
     except ValueError:
         size = 0.0
-    if not size > 0:
+    if not 0 < size < math.inf:
         raise UsageError(f"EYAS_SPOOL_MAX_GB `{text}` is not a size above 0", code="settings.value")
     return int(size * 1e9)

@@ -13,7 +13,7 @@ from typing import Any
 from redis import Redis
 
 from storage.errors import UnsuitableError
-from storage.run import Run, RunSpec
+from storage.run import Run, RunSpec, read_run
 from storage.settings import RunSettings
 from workers.broker.keys import BOARD, RUN, SETTINGS, WINDOW
 
@@ -107,14 +107,17 @@ def claim(redis: Redis, run: Run, output_dir: str | Path) -> None:
         raise _other_run(held, output_dir)
 
 
-def check_free(redis: Redis, run: Run | None, output_dir: str | Path) -> None:
-    """Raises `UnsuitableError` (`redis.other_run`) when a claim would now be refused.
+def check_free(redis: Redis, output_dir: Path) -> None:
+    """Raises `UnsuitableError` (`redis.other_run`) when a claim for this folder would be refused.
 
-    `run` is None for one that is not made yet: asked before its folder is, so that a refusal
-    leaves none behind.
+    Asked before a run is made, so that a refusal leaves no folder behind.
     """
     carried = read_carried(redis)
-    if carried is not None and not carried.finished and (run is None or carried.run.id != run.id):
+    if carried is None or carried.finished:
+        return
+    # Looked at after Redis: whoever begins a run here at this moment makes the file, then claims.
+    run = read_run(output_dir)
+    if run is None or run.id != carried.run.id:
         raise _other_run({"output_dir": carried.output_dir}, output_dir)
 
 

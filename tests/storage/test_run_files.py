@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from store_making import SPEC, new_store
 from storage.errors import DamagedError, UnavailableError, UnsuitableError, UsageError
 from storage.files import NAME, checked_name
 from storage.run import Run, RunSpec, Sampling, StatesMode, create_or_check_run, differences, read_run
-from storage.settings import DatasetSettings, RunSettings, read_settings, write_settings
+from storage.settings import DatasetSettings, RunSettings, changing_settings, read_settings, write_settings
 
 SETTINGS = RunSettings(
     server_urls=("http://a:1", "http://b:1"),
@@ -84,7 +85,9 @@ def test_an_edited_run_is_found_out(tmp_path: Path):
     assert caught.value.code == "run.edited"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"id": 1, "spec": {"model": "x"}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": "x"}', '{"id": 1, "spec": {"model": "x"}}']
+)
 def test_a_file_that_is_no_run_is_damaged(tmp_path: Path, text: str):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(DamagedError):
@@ -99,11 +102,28 @@ def test_a_newer_format_is_not_guessed_at(tmp_path: Path):
     assert caught.value.code == "run.newer"
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"states": "sideways"}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"server_urls": 3}', '{"states": "sideways"}'])
 def test_settings_that_cannot_be_read_are_damaged(tmp_path: Path, content: str):
     (tmp_path / "settings.json").write_text(content)
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedError) as caught:
         read_settings(tmp_path)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(f"rm '{tmp_path}/settings.json'")
+
+
+def test_settings_changed_by_many_at_once_keep_every_change(tmp_path: Path):
+    create_or_check_run(tmp_path, SPEC)
+    write_settings(tmp_path, replace(SETTINGS, datasets={}))
+
+    def add(number: int) -> None:
+        with changing_settings(tmp_path):
+            now = read_settings(tmp_path)
+            datasets = {**now.datasets, f"B{number}": DatasetSettings(max_samples=number)}
+            write_settings(tmp_path, replace(now, datasets=datasets))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(1, 25)))
+    assert set(read_settings(tmp_path).datasets) == {f"B{number}" for number in range(1, 25)}
 
 
 def test_of_two_that_begin_at_once_one_wins_and_both_agree(tmp_path: Path):
@@ -152,6 +172,12 @@ def test_a_path_that_is_no_folder_is_not_writable(tmp_path: Path):
             new_store(path)
         assert caught.value.code == "output.unwritable"
         assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "Zarr.JSON"])
+def test_no_folder_takes_the_name_of_the_groups_own_file(name: str):
+    with pytest.raises(UsageError):
+        checked_name(name, "dataset")
 
 
 @given(name=st.text(max_size=120))

@@ -64,6 +64,22 @@ def test_a_defect_is_one_line_and_a_traceback_only_on_request(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", ["inf", "1e400", "nan", "-1", "0", "big"])
+def test_a_spool_limit_that_is_no_size_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    monkeypatch.setenv("EYAS_SPOOL_MAX_GB", size)
+    ended = cli("enqueue")
+    assert ended.status == 2
+    assert f"EYAS_SPOOL_MAX_GB `{size}` is not a size" in ended.err
+
+
+def test_a_settings_file_that_is_a_folder_is_no_defect(cli: Cli) -> None:
+    Path("eyas.toml").mkdir()
+    ended = cli("status")
+    assert ended.status == 3
+    assert "error: `eyas.toml`: Is a directory" in ended.err
+    assert "defect" not in ended.err
+
+
 def test_an_interrupt_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     @click.command()
     def stopped() -> None:

@@ -137,6 +137,23 @@ def test_a_later_enqueue_needs_no_server_and_keeps_what_the_run_was_begun_with(
     assert run.spec.sampling.temperature == 0.5
 
 
+def test_two_that_enqueue_other_datasets_at_once_are_both_wanted(
+    enqueue: Enqueue, redis_url: str, server: str
+) -> None:
+    write_lines(Path("b1.jsonl"), rows(5))
+    names = ("B1", "B2", "B3")
+    sets = manifest(*(f'name = "{name}"\nsource = "file:b1.jsonl"' for name in names))
+    command = [sys.executable, "-m", "producer.cli", "enqueue", "--manifest", sets, "--output-dir", "out"]
+    command += ["--redis-url", redis_url, "--server-url", server]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    started = [
+        subprocess.Popen([*command, "--partition", name], env=environ, stdin=subprocess.DEVNULL)
+        for name in names
+    ]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    assert set(read_settings(Path("out")).datasets) == set(names)
+
+
 def test_a_server_named_twice_is_one_server(enqueue: Enqueue, server: str) -> None:
     source = write_lines(Path("b1.jsonl"), rows(1))
     assert enqueue("--manifest", source, "--server-url", f"{server}/").status == 0

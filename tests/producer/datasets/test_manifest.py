@@ -44,6 +44,7 @@ def test_every_key_of_a_table_is_read(tmp_path: Path) -> None:
         ('[[datasets]]\nname = "B1"\n', "unknown key `datasets`", "`dataset`"),
         ('[[dataset]]\nsource = "file:x.jsonl"\n', "without a name", "name"),
         ('[[dataset]]\nname = "a/b"\nsource = "file:x.jsonl"\n', "`a/b`", "letters"),
+        ('[[dataset]]\nname = "zarr.json"\nsource = "file:x.jsonl"\n', "`zarr.json`", "letters"),
         ('[[dataset]]\nname = "all"\nsource = "file:x.jsonl"\n', "called `all`", ""),
         ('[[dataset]]\nname = "B1"\n', "`source` is missing", "file:"),
         ('[[dataset]]\nname = "B1"\nsource = "x.jsonl"\n', "source `x.jsonl`", "file:"),
