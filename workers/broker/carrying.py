@@ -3,13 +3,14 @@
 kombu gives everything a closed connection held back to its queue, and the queue's end that is
 served first: each reconnect would have other processes begin what is still running here, 150
 ten-minute calls a process. The messages need not go back: their leases are renewed, and they can
-be acknowledged on any connection. Like `lease.py` this reads kombu's private state.
+be acknowledged on any connection.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workers.broker.kombu_private import give_unsettled, take_unsettled, unsettled
 from workers.lane.flight import Flight
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,7 @@ class Carried:
 
     def take(self, qos: Any) -> Sequence[str]:
         """Take the messages of a connection that is lost, before it is closed; their tags."""
-        qos._flush()
-        self._messages |= qos._delivered
-        qos._delivered.clear()
+        self._messages |= take_unsettled(qos)
         return tuple(self._messages)
 
     def hand_over(self, channel: Any) -> int:
@@ -37,9 +36,7 @@ class Carried:
         An acknowledgement that is due while none is there waits in Celery's loop, and finds the
         new one in the message.
         """
-        for tag, message in self._messages.items():
-            message.channel = channel
-            channel.qos._delivered[tag] = message
+        give_unsettled(channel, self._messages)
         count = len(self._messages)
         self._messages.clear()
         return count
@@ -51,13 +48,10 @@ class Carried:
         lease renewed, for as long as the process lives. Only what is found twice is settled: an
         acknowledgement may be on its way.
         """
-        dirty = set(qos._dirty)
         ended = {
             tag: message
-            for tag, message in qos._delivered.items()
-            if tag not in dirty
-            and not message.acknowledged
-            and not self._flight.flies(self._names(message)[0])
+            for tag, message in unsettled(qos).items()
+            if not message.acknowledged and not self._flight.flies(self._names(message)[0])
         }
         forgotten = [message for tag, message in ended.items() if tag in self._suspects]
         self._suspects = set(ended)

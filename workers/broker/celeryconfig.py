@@ -85,7 +85,7 @@ def settings(redis_url: str, timing: Timing) -> dict[str, Any]:
         "worker_pool": "threads",
         "worker_consumer": "workers.broker.consuming:Consumer",
         # Slots decide what is consumed (`consuming.py`); this only leaves room for duplicates
-        # that wait. Never 0, which means unlimited. A sink sets its own in `worker.py`.
+        # that wait. Never 0, which means unlimited. A sink sets its own in `step.py`.
         "worker_prefetch_multiplier": 2,
         # After a reconnect this would hold back as many messages as calls are in flight: they
         # are counted by the slots already.

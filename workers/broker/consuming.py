@@ -2,7 +2,7 @@
 
 A lane takes an order only while it has room for one, by wrapping `channel.qos.can_consume` as
 Celery's own `worker_disable_prefetch` does. What is no message of ours is set aside and
-acknowledged; what is a duplicate waits (`flight.py`). A sink's own side is `sink_step.py`.
+acknowledged; what is a duplicate waits (`flight.py`). A sink's own side is `step.py`.
 """
 
 import logging
@@ -13,10 +13,9 @@ from typing import Any
 from celery import bootsteps
 from celery.worker import state
 from celery.worker.consumer import Consumer as CeleryConsumer
-from kombu.transport.virtual import Empty
-from redis import RedisError
 
 from workers.broker.garbage import set_aside
+from workers.broker.kombu_private import consume_while, survive_garbage
 from workers.lane.flight import Arrival
 from workers.lane.lane import Lane
 
@@ -130,31 +129,20 @@ class AdmissionStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, consumer: Any) -> None:
         """A connection is there: the first, or another after a loss."""
         channel = consumer.task_consumer.channel
-        channel.handlers["BRPOP"] = _surviving(channel, consumer.app)
+        survive_garbage(channel, partial(set_aside, consumer.app.redis))
         lane: Lane | None = consumer.app.lane
         if lane is None:
             consumer.app.lease.watch(channel.qos)
             return
-        qos = channel.qos
         carried = consumer.app.carried
         if count := carried.hand_over(channel):
             logger.info("lane.reconnected carried=%d", count)
-        consumer.app.lease.watch(qos)
+        consumer.app.lease.watch(channel.qos)
         # Ends with the connection, like every timer begun while connecting.
         consumer.timer.call_repeatedly(
-            consumer.app.timing.renew_s, carried.settle_forgotten, (qos, consumer.settle)
+            consumer.app.timing.renew_s, carried.settle_forgotten, (channel.qos, consumer.settle)
         )
-        within_prefetch = qos.can_consume
-
-        def can_consume() -> bool:
-            # A request to Redis that is under way may bring a message: it is read, and given back
-            # if there is no room for it any more. kombu would leave it in the socket, where it
-            # is in no queue and nobody else could take it for as long as the lane is paused.
-            if channel._in_poll:
-                return True
-            return lane.room(len(state.reserved_requests)) > 0 and within_prefetch()
-
-        qos.can_consume = can_consume
+        consume_while(channel, lambda: lane.room(len(state.reserved_requests)) > 0)
         lane.when_room(lambda: consumer.call_soon(_nothing))
 
 
@@ -184,33 +172,3 @@ def _why_garbage(message: Any, known: Any) -> str | None:
     if not isinstance(arguments, list | tuple) or not all(isinstance(a, bytes) for a in arguments):
         return "arguments of another kind"
     return None if len(arguments) == 1 and not keywords else "other arguments"
-
-
-def _surviving(channel: Any, app: Any) -> Callable[..., Any]:
-    """Kombu's reader of a reply, which loses what is no JSON and logs a traceback each time."""
-    read = channel.handlers["BRPOP"]
-    # Not kombu's own list of connection errors, which has `KeyError` in it.
-    errors = (RedisError, OSError, Empty)
-
-    def read_or_set_aside(**options: Any) -> Any:
-        client, seen = channel.client, []
-        parse = client.parse_response
-
-        def parse_and_keep(*args: Any, **kwargs: Any) -> Any:
-            seen.append(parse(*args, **kwargs))
-            return seen[-1]
-
-        client.parse_response = parse_and_keep
-        try:
-            return read(**options)
-        except errors:
-            raise
-        # The edge where foreign bytes enter: anything may be in them.
-        except Exception as error:
-            body = seen[0][1] if seen and seen[0] else b""
-            set_aside(app.redis, body, f"no message: {error!r}")
-            return True
-        finally:
-            del client.parse_response
-
-    return read_or_set_aside

@@ -2,8 +2,7 @@
 
 kombu records when it received a message in the sorted set `unacked_index` and gives it to another
 process once that is `visibility_timeout` ago, running or not. Renewing the times of what is held
-makes a short timeout safe for calls of any length. kombu has no interface for it, so its state
-is read directly: kombu is pinned, and `tests/workers/broker` would notice.
+makes a short timeout safe for calls of any length.
 """
 
 import logging
@@ -15,6 +14,7 @@ from typing import Any
 from redis import Redis, RedisError
 
 from workers.broker.keys import UNACKED_INDEX
+from workers.broker.kombu_private import unsettled
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +45,7 @@ class Lease:
         qos = self._qos
         if qos is None:
             return ()
-        while True:
-            try:
-                dirty = set(qos._dirty)
-                return [*self._carried, *(tag for tag in list(qos._delivered) if tag not in dirty)]
-            except RuntimeError:
-                # Changed by Celery's thread while it was copied.
-                continue
+        return [*self._carried, *unsettled(qos)]
 
     def renew(self) -> int:
         """Renew now; how many messages are held.

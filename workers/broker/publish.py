@@ -19,6 +19,7 @@ from redis import RedisError
 
 from workers.broker.messages import Capture, Captured, Failed, Generate, Message, Responded, encode
 from workers.broker.queues import SINK, STORE_TASK, Lane, sink_queue, task_of
+from workers.stopping import StoppedError
 
 if TYPE_CHECKING:
     from workers.celery import EyasApp
@@ -30,10 +31,6 @@ BATCH = 500
 ORIGIN = "eyas"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Between attempts; the last one for ever."""
-
-
-class StoppedError(Exception):
-    """The caller's process ends before the message could be sent."""
 
 
 class Outage:

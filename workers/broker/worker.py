@@ -1,7 +1,7 @@
 """The program `celery -A workers worker`: Celery's worker, told what it is by its `-Q`.
 
 A process serves one lane or is a sink. Settings that depend on which are made here; what a lane
-does is in `lane.py`, what a sink does in `sink_process.py`.
+does is in `workers/lane/`, what a sink does in `workers/sink/`.
 """
 
 import logging
@@ -19,9 +19,6 @@ from workers.broker.drain import Drain
 from workers.broker.queues import DEFAULT_CONCURRENCY, role_of, sink_queue
 from workers.lane.lane import Lane
 from workers.lane.tasks import register_lane, register_store
-
-SINK_PREFETCH = 4096
-"""Results a sink may hold: two batches of the busiest run."""
 
 
 class NoWork:
@@ -54,7 +51,6 @@ class Worker(CeleryWorker):  # type: ignore[misc]
             # Added here and not with the app's other steps: it brings Zarr, which no lane needs.
             self.app.steps["consumer"].add("workers.sink.step:SinkStep")
             conf.worker_concurrency = 1
-            conf.worker_prefetch_multiplier = SINK_PREFETCH
         else:
             register_lane(self.app, self.lane)
             conf.worker_concurrency = DEFAULT_CONCURRENCY[self.lane]
@@ -132,7 +128,7 @@ class Worker(CeleryWorker):  # type: ignore[misc]
 
 
 SINK_EXIT_S = 30.0
-"""How long a sink may take to end: a commit that is under way is finished (`sink_step.STOP_S`)."""
+"""How long a sink may take to end: a commit that is under way is finished (`step.STOP_S`)."""
 
 
 class EndStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -23,6 +23,7 @@ from workers.config import Config
 from workers.feeder.feeder import Feeder
 from workers.feeder.role import LEASE_S, Role, RoleLostError, holder_of
 from workers.feeder.wake import wait_for_wake, wake_feeder
+from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ def feed_while_free(
                 _one_step(feeder, redis, stopping)
     except RoleLostError:
         logger.warning("feeder.lost holder=%r", role.holder)
+    except StoppedError:
+        pass  # the process ends while Redis is away
     except (RedisError, OSError, EyasError) as error:
         logger.warning("feeder.stopped error=%r", str(error))
     # The edge of a thread: whatever it is, the next try may go better.

@@ -25,7 +25,7 @@ from workers.broker.messages import (
     Result,
     decode,
 )
-from workers.broker.publish import StoppedError, publish
+from workers.broker.publish import publish
 from workers.broker.queues import STORE_TASK, task_of
 from workers.broker.queues import Lane as LaneName
 from workers.celery import EyasApp
@@ -33,6 +33,7 @@ from workers.lane.lane import Lane
 from workers.runs import RunView
 from workers.sglang.execute import dead_letter
 from workers.sglang.outcomes import AGAIN, ATTEMPTS, ServerAwayError, StaleOrderError
+from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What an HTTP answer other than 200 means: its code in the table of `outcomes.py`, its message.
 
-A broken connection has no answer; it is told apart in `sglang.py`.
+A broken connection has no answer; it is told apart in `client.py`.
 """
 
 import json

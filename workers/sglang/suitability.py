@@ -1,7 +1,7 @@
 """Whether a server can be used for a run: one error naming the flag to change, or silence.
 
 Pure: facts in, verdict out. Asked by `enqueue` before anything is stored and by every lane at
-each (re)connect. It does not ask the server (`sglang.py`) or decide what is captured (the producer does).
+each (re)connect. It does not ask the server (`client.py`) or decide what is captured (the producer does).
 """
 
 import re

@@ -1,6 +1,6 @@
 """When a sink commits: results collected until they are many, big or old enough, or nothing more comes.
 
-Only collects and decides; committing is `sink.py`, and Celery's side is `sink_step.py`. Responses
+Only collects and decides; committing is `commit.py`, and Celery's side is `step.py`. Responses
 and dead letters are small and captures wait for them, so they are committed early; states wait
 until a segment is worth its files. Every constant of batching is here.
 """

@@ -30,6 +30,7 @@ from workers.sink.refusals import (
     states_of,
     why_unusable,
 )
+from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,6 @@ ROOM_BYTES = 64_000_000
 """Free space above the batch's own size at which a full disk is tried again before its time."""
 
 Item = TypeVar("Item", States, Response, Failure)
-
-
-class StoppedError(Exception):
-    """The process ends; what was not committed goes back to the queue."""
 
 
 class Host(Protocol):

@@ -1,7 +1,7 @@
 """The life of a sink process: finds its store, commits what it holds, feeds when nobody else does.
 
 Three threads beside Celery's: one looks every second (which run, which store, what to say of
-itself), one commits, one feeds. Celery's side is `sink_step.py`. No error ends a thread: it is
+itself), one commits, one feeds. Celery's side is `step.py`. No error ends a thread: it is
 said in the snapshot and tried again.
 """
 
@@ -28,9 +28,10 @@ from workers.feeder.feeding import feed_while_free
 from workers.feeder.wake import wake_feeder
 from workers.runs import claim_if_absent, read_carried, read_view
 from workers.sink.batching import Batcher, Held
-from workers.sink.commit import Sink, StoppedError
+from workers.sink.commit import Sink
 from workers.sink.status import SinkStatus
 from workers.sink.sweeping import Sweeper
+from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -103,13 +104,13 @@ class SinkProcess:
         self._garbage.append((body, why))
 
     def pause(self, seconds: float, why: str) -> None:
-        """As `sink.Host`: wait, and say why."""
+        """As `commit.Host`: wait, and say why."""
         self._status.become("paused", why)
         if self.stopping.wait(seconds):
             raise StoppedError
 
     def resume(self) -> None:
-        """As `sink.Host`: all is well again."""
+        """As `commit.Host`: all is well again."""
         self._status.become("running")
 
     # The thread that looks.

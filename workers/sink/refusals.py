@@ -1,6 +1,6 @@
 """Why a result cannot be stored, and the dead letter that is stored in its place.
 
-Looks at the result alone; what the store or the spool says of it comes later, in `sink.py`.
+Looks at the result alone; what the store or the spool says of it comes later, in `commit.py`.
 """
 
 from storage.files import NAME

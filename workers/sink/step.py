@@ -2,7 +2,7 @@
 
 A task's strategy normally hands each message to the pool, whose end acknowledges it. This one puts
 the result on the sink's pile; the pool of a sink stays idle. Collecting is in `batching.py`, the
-process in `sink_process.py`. Everything that touches the connection happens in Celery's own
+process in `process.py`. Everything that touches the connection happens in Celery's own
 thread.
 """
 
@@ -18,6 +18,7 @@ from celery import bootsteps
 from celery.worker import state
 
 from storage.store import Store
+from workers.broker.kombu_private import consume_while
 from workers.broker.messages import Message, MessageError, Result, decode
 from workers.broker.publish import publish_many, summary
 from workers.broker.queues import SINK
@@ -86,11 +87,7 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.initial_prefetch_count = PREFETCH
         consumer.qos.set(PREFETCH)
         consumer.qos.value = PREFETCH
-        channel = consumer.task_consumer.channel
-        within_prefetch = channel.qos.can_consume
-        # The answer to a request to Redis that is under way is read in any case: kombu would leave
-        # a message in the socket, where nobody else could take it.
-        channel.qos.can_consume = lambda: channel._in_poll or (self._takes_more() and within_prefetch())
+        consume_while(consumer.task_consumer.channel, self._takes_more)
 
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the process ends: what is not committed is delivered again."""

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from storage.spool import Spool
-from workers.sink.commit import StoppedError
+from workers.stopping import StoppedError
 
 
 @pytest.fixture
