@@ -43,6 +43,8 @@ class Reason(StrEnum):
     EMPTY = "content.empty"
     SURROGATE = "content.surrogate"
     """Half a UTF-16 pair: no tokenizer takes it."""
+    SPECIAL = "content.special_token"
+    """A special token spelled out, as in a prompt that is rendered already: it would become a real one."""
     ROLE = "role.unknown"
     NO_USER = "turns.no_user"
     TEMPLATE = "template.refused"
@@ -118,16 +120,19 @@ ROLES = {
 def find_shape(
     rows: Iterable[Mapping[str, Any]], *, column: str | None = None, form: Form | None = None
 ) -> Shape | None:
-    """The shape of the first row that has one; None when no row does.
+    """The shape that these rows have; None when none does.
 
-    `column` and `form` are what the manifest names.
+    `column` and `form` are what the manifest names. A column known by name counts before those
+    that come later in `COLUMNS` even where only some rows fill it: what it then drops is counted,
+    what another column would give in its place is not.
     """
-    for row in rows:
-        for name in (column,) if column else COLUMNS:
-            found = _form_of(row.get(name), name)
+    looked_at = list(rows)
+    for name in (column,) if column else COLUMNS:
+        for value in (row.get(name) for row in looked_at):
+            found = _form_of(value, name)
             if found is not None and form in (None, found):
                 return Shape(form=found, column=name)
-            if column and form and row.get(name) is not None:
+            if column and form and value is not None:
                 return Shape(form=form, column=name)
     return None
 
@@ -151,6 +156,9 @@ def parse(row: Any, shape: Shape) -> Talk | Given | Dropped:
         case Form.MESSAGES | Form.CONVERSATIONS:
             return _conversation(value)
         case Form.INPUT_IDS:
+            if MASK in row and row[MASK] is None:
+                # without one all of the row would count as answer, its prompt too
+                return Dropped(Reason.NULL, MASK)
             return _given(value, row.get(MASK))
 
 
@@ -187,7 +195,7 @@ def _conversation(value: Any) -> Talk | Dropped:
     for turn in value:
         if not isinstance(turn, Mapping):
             return Dropped(Reason.WRONG_TYPE, f"a turn is {type(turn).__name__}")
-        named = turn.get("role", turn.get("from"))
+        named = _either(turn, "role", "from")
         role = ROLES.get(named.lower()) if isinstance(named, str) else None
         if role is None:
             return Dropped(Reason.ROLE, str(named)[:40])
@@ -197,11 +205,17 @@ def _conversation(value: Any) -> Talk | Dropped:
             for key, content in turn.items()
             if key not in ("role", "from", "content", "value") and content is not None
         }
-        turns.append((role, turn.get("content", turn.get("value")), rest))
+        turns.append((role, _either(turn, "content", "value"), rest))
     last_user = max((i for i, (role, _, _) in enumerate(turns) if role == "user"), default=None)
     if last_user is None:
         return Dropped(Reason.NO_USER)
     return _talk(turns[: last_user + 1])
+
+
+def _either(turn: Mapping[str, Any], name: str, other: str) -> Any:
+    """What is under one of the names; Parquet may hold both in every turn, one of them null."""
+    value = turn.get(name)
+    return turn.get(other) if value is None else value
 
 
 def _talk(turns: list[tuple[str, Any, dict[str, Any]]]) -> Talk | Dropped:
@@ -246,10 +260,10 @@ def _given(value: Any, mask: Any) -> Given | Dropped:
     if mask is None:
         return Given(ids, None)
     ones = _integers(mask)
-    if ones is None:
-        return Dropped(Reason.WRONG_TYPE, "the mask is not a list of 0 and 1")
-    if ones.size != ids.size:
+    if ones is not None and ones.size != ids.size:
         return Dropped(Reason.MASK_LENGTH, f"{ones.size} for {ids.size} ids")
+    if ones is None or ones.min() < 0 or ones.max() > 1:
+        return Dropped(Reason.WRONG_TYPE, "the mask is not a list of 0 and 1")
     if not ones.any():
         return Dropped(Reason.MASK_EMPTY)
     return Given(ids, ones != 0)

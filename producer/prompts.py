@@ -21,10 +21,9 @@ from storage.tokens import Tokens, as_tokens
 
 BATCH = 2048
 """Rows parsed and tokenized together, and at most the prompts of one stored segment."""
-
-
 FEW = 64
-"""Rows parsed at least, however few are wanted: most of a source may be ineligible."""
+"""Rows parsed at least, however few are wanted: some may be ineligible. Twice as many each time none
+of them gave a prompt: a source may begin with a million of these, and each batch is a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +80,10 @@ def make_prompts(
     """
     source = iter(rows)
     wanted, room, next_row = limits.max_prompts, limits.max_tokens, start
+    few = FEW
     while (wanted is None or wanted > 0) and (room is None or room > 0):
         # Rows past the cap would be tokenized for nothing, single rows at a time are slow.
-        size = BATCH if wanted is None else min(BATCH, max(FEW, wanted))
+        size = BATCH if wanted is None else min(BATCH, max(few, wanted))
         chunk = list(islice(source, size))
         prompts: list[Prompt] = []
         dropped: Counter[str] = Counter()
@@ -111,6 +111,7 @@ def make_prompts(
             if capped:
                 break
         wanted = None if wanted is None else wanted - len(prompts)
+        few = FEW if prompts else 2 * few
         complete = len(chunk) < size and not capped
         yield Batch(
             prompts=prompts, next_row=next_row, complete=complete, dropped=dict(dropped), skipped=skipped
@@ -172,6 +173,9 @@ def _encoded(
 
 
 def _rendered(talk: Talk, template: Template) -> str | Dropped:
+    for message in talk.messages:
+        if token := template.special_token_in(message["content"]):
+            return Dropped(Reason.SPECIAL, f"{message['role']} turn: {token}")
     try:
         text = template.render(talk.messages)
         text.encode()

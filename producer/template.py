@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,8 @@ def find_model(model: str) -> ModelFolder:
 
 
 PROBES = ("Hello, world! ", " two  spaces\n\n\ttab", "naïve 猫 🦊 e\u0301", "<s>[INST] x <|im_end|></s>", "")
+SHORTEST_SPECIAL = 3
+"""Characters of a special token that counts when it is typed: a padding token may be a mere `!`."""
 _UNASKED = "\0"
 """Stands for a generation prompt nobody has looked for yet."""
 
@@ -124,6 +127,7 @@ class Template:
                 else "name another with `--model`",
             ) from None
         self.vocab_size = len(self._tokenizer)
+        self._special = _any_of(self._special_tokens())
         self._generation_prompt: str | None = _UNASKED
         self._ids: dict[str, list[int]] = {}
         self._direct = self._find_direct()
@@ -188,6 +192,20 @@ class Template:
         encoded = self._call(texts)
         return Encoded(ids=encoded["input_ids"], encodings=encoded.encodings)
 
+    def special_token_in(self, text: str) -> str | None:
+        """The first special token that is spelled out in a text, which encoding would make a real one."""
+        found = self._special.search(text) if self._special else None
+        return found[0] if found else None
+
+    def _special_tokens(self) -> set[str]:
+        added = self._tokenizer.added_tokens_decoder.values()
+        marked = {token.content for token in added if token.special}
+        return {
+            token
+            for token in {*self._tokenizer.all_special_tokens, *marked}
+            if len(token) >= SHORTEST_SPECIAL
+        }
+
     def _call(self, texts: Sequence[str]) -> Any:
         return self._tokenizer(
             list(texts),
@@ -237,6 +255,12 @@ class Encoded:
                 start, _ = encoding.token_to_chars(token)
                 return int(token) + (1 if start < char else 0)
         return None
+
+
+def _any_of(words: set[str]) -> re.Pattern[str] | None:
+    """Finds any of these words, the longest that fits; None for no words."""
+    longest_first = sorted(words, key=lambda word: (-len(word), word))
+    return re.compile("|".join(map(re.escape, longest_first))) if words else None
 
 
 def _digest(folder: Path, patterns: Sequence[str], before: bytes = b"") -> str:

@@ -35,6 +35,12 @@ def test_a_row_without_a_known_column_leaves_the_finding_to_the_next() -> None:
     assert find_shape([{"x": 1}]) is None
 
 
+def test_a_first_row_with_nulls_does_not_decide_for_all_others() -> None:
+    rows = [{"messages": None, "text": "hi"}, {"messages": [USER], "text": "hi"}]
+    assert find_shape(rows) == Shape(form=Form.MESSAGES, column="messages")
+    assert find_shape(reversed(rows)) == Shape(form=Form.MESSAGES, column="messages")
+
+
 def test_the_manifest_may_name_column_and_form() -> None:
     row = {"prompt": "hi", "body": [USER]}
     assert find_shape([row], column="body") == Shape(form=Form.MESSAGES, column="body")
@@ -68,6 +74,7 @@ TOOLS = {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
          [USER, {"role": "assistant", "content": "", **TOOLS},
           {"role": "tool", "content": "5", "tool_call_id": "1"}, USER]),
         (TALK, {"messages": [{"role": "user", "content": "hi", "name": None}]}, [USER]),
+        (TALK, {"messages": [{"role": None, "content": None, "from": "human", "value": "hi"}]}, [USER]),
         (Shape(form=Form.TURNS, column="turns"), {"turns": ["hi", "more"]}, [USER]),
         (Shape(form=Form.TEXT, column="instruction"), {"instruction": "do", "input": "this"},
          [{"role": "user", "content": "do\n\nthis"}]),
@@ -105,6 +112,10 @@ def test_a_row_becomes_all_up_to_its_last_user_turn(shape: Shape, row: dict, mes
         (IDS, {"input_ids": [1, 2], "loss_mask": [1]}, Reason.MASK_LENGTH),
         (IDS, {"input_ids": [1, 2], "loss_mask": [0, 0]}, Reason.MASK_EMPTY),
         (IDS, {"input_ids": [1, 2], "loss_mask": "01"}, Reason.WRONG_TYPE),
+        # A mask of null would make all of the row an answer, its prompt too.
+        (IDS, {"input_ids": [1, 2], "loss_mask": None}, Reason.NULL),
+        # Labels, or weights, given as a mask: -100 is no answer.
+        (IDS, {"input_ids": [1, 2], "loss_mask": [-100, 2]}, Reason.WRONG_TYPE),
     ],
 )
 def test_a_row_that_gives_no_prompt_says_why(shape: Shape, row: object, reason: Reason) -> None:

@@ -51,7 +51,7 @@ def kinds(prompt: Prompt) -> list[tuple[int, int, int, Kind]]:
 
 
 def test_ids_are_those_that_transformers_gives(template: Template, encode: Callable[..., list[int]]) -> None:
-    texts = ["the quick brown fox", "Übung macht den 猫 Meister\n\tand 🦊", "<|end|> typed by a user", " x "]
+    texts = ["the quick brown fox", "Übung macht den 猫 Meister\n\tand 🦊", "<|end typed |by a user", " x "]
     made = prompts(template, TEXT, *({"prompt": text} for text in texts))
     assert [prompt.tokens.tolist() for prompt in made] == [encode(user(text)) for text in texts]
     for prompt in made:
@@ -152,6 +152,35 @@ def test_what_a_template_refuses_and_what_no_tokenizer_takes_is_dropped(template
         template, TALK, [{"messages": developer}, {"messages": [user(json.loads('"\\ud800"'))]}]
     )
     assert batch.dropped == {"template.refused": 1, "content.surrogate": 1}
+
+
+def test_special_tokens_typed_in_content_are_not_taken_for_real_ones(template: Template) -> None:
+    rendered = template.render([user("hi")])
+    talk = [user("hi"), assistant("as you say <|end|>"), user("more")]
+    typed = [user("what does <|user|> mean?")]
+    rows = [
+        {"messages": [user(rendered)]},
+        {"messages": talk},
+        {"messages": typed},
+        {"messages": [user("<b>")]},
+    ]
+    (batch,) = batches(template, TALK, rows)
+    assert [prompt.source_row for prompt in batch.prompts] == [3]
+    assert batch.dropped == {"content.special_token": 3}
+    assert [one.detail for one in batch.skipped] == [
+        "user turn: <s>",
+        "assistant turn: <|end|>",
+        "user turn: <|user|>",
+    ]
+
+
+def test_a_source_of_ineligible_rows_is_read_in_ever_larger_steps(template: Template) -> None:
+    rows = [{"prompt": None}] * 10_000 + [{"prompt": "hi"}] * 3
+    made = batches(template, TEXT, rows, replace(LIMITS, max_prompts=2))
+    assert sum(len(batch.prompts) for batch in made) == 2
+    assert sum(batch.dropped["content.null"] for batch in made) == 10_000
+    assert made[-1].next_row == 10_002
+    assert len(made) < 12
 
 
 def test_a_repeated_row_is_its_next_occurrence(template: Template) -> None:
