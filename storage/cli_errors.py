@@ -21,11 +21,12 @@ INTERRUPTED = 130
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command as `name`; its exit status.
 
-    Output leaves line by line even into a file: an empty log for a minute looks like a hang.
+    Output leaves line by line even into a file: an empty log for a minute looks like a hang. What
+    the locale cannot write is a `?`: a bar or a name must not end a command.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(line_buffering=True, errors="replace")
     try:
         status = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):

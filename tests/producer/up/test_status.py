@@ -55,6 +55,14 @@ def test_the_table_shows_each_dataset_lane_and_server(tmp_path: Path, redis_url:
     assert "nobody serves short" in said.stdout
 
 
+def test_a_locale_without_our_signs_gets_all_the_rest(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"))
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path, **ascii_only)
+    assert said.returncode == 0, said.stderr
+    assert "4 213 of 7 000 samples ? 1.2 M tokens" in said.stdout
+
+
 def test_in_80_columns_no_word_of_the_status_is_cut(tmp_path: Path, redis_url: str) -> None:
     store = small_store(tmp_path / "out")
     datasets = (
