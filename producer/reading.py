@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from producer.occurrences import Occurrences
 from producer.preparing import Prepared
-from producer.prompts import Batch, Limits, Skipped, make_prompts
+from producer.prompts import Batch, Limits, make_prompts
 from producer.sources import read_rows
 from producer.template import Template
 from storage.sample import Prompt
@@ -48,7 +48,7 @@ def enough(store: Store | None, prepared: Prepared, limits: Limits) -> bool:
     state = store.reading_state(name)
     if state.complete or (limits.max_prompts is not None and state.count >= limits.max_prompts):
         return True
-    return limits.max_tokens is not None and _tokens(store, name) >= limits.max_tokens
+    return limits.max_tokens is not None and store.prompt_tokens(name) >= limits.max_tokens
 
 
 def read_into(
@@ -66,11 +66,7 @@ def read_into(
     name = prepared.dataset.name
     store.begin_dataset(prepared.spec)
     state = store.reading_state(name)
-    ids: list[bytes] = []
-    tokens = 0
-    for prompt in store.prompts(name):
-        ids.append(prompt.id)
-        tokens += prompt.tokens.size
+    tokens = store.prompt_tokens(name)
     left = Limits(
         vocab_size=limits.vocab_size,
         max_input_tokens=limits.max_input_tokens,
@@ -86,7 +82,7 @@ def read_into(
         shape=prepared.shape,
         template=template,
         limits=left,
-        seen=Occurrences(name, ids),
+        seen=Occurrences(name, store.prompt_ids(name)),
         start=state.next_row,
     ):
         store.add_prompts(
@@ -105,15 +101,3 @@ def _commit_given(store: Store, prompts: Sequence[Prompt]) -> None:
     given = [prompt for prompt in prompts if prompt.given_from is not None]
     for first in range(0, len(given), GIVEN_AT_ONCE):
         store.commit_responses([given_response(prompt) for prompt in given[first : first + GIVEN_AT_ONCE]])
-
-
-def _tokens(store: Store, name: str) -> int:
-    return sum(prompt.tokens.size for prompt in store.prompts(name))
-
-
-def skipped_lines(skipped: Sequence[Skipped], most: int) -> list[str]:
-    """The first skipped rows, a line each."""
-    return [
-        f"{one.where}: {one.reason.value}" + (f" ({one.detail})" if one.detail else "")
-        for one in skipped[:most]
-    ]

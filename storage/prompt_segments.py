@@ -11,6 +11,7 @@ from pathlib import Path
 
 from storage.catalog import Catalog
 from storage.codec import Codec
+from storage.columns import ids_list
 from storage.errors import UnavailableError, UnsuitableError
 from storage.files import checked_name, read_json
 from storage.prompts import read_prompts, stage_prompts
@@ -120,6 +121,15 @@ class PromptSegments:
             if begin < end:
                 yield from read_prompts(segment, dataset, begin - first, end - first)
             first = last
+
+    def ids(self, dataset: str) -> Iterator[bytes]:
+        """The prompts' ids in order, a segment's at a time; their tokens are not read."""
+        for segment in self._seen(dataset):
+            yield from ids_list(segment.ids("id"))
+
+    def tokens(self, dataset: str) -> int:
+        """Tokens of all prompts together, from their offsets."""
+        return sum(int(segment.column("offset")[-1]) for segment in self._seen(dataset))
 
     def _seen(self, dataset: str) -> list[Segment]:
         """The dataset's segments in order, as of now."""

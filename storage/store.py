@@ -116,6 +116,14 @@ class Store:
         """The dataset's prompts `[start, stop)` in order, decoded a few hundred at a time."""
         return self._prompts.prompts(dataset, start, stop)
 
+    def prompt_ids(self, dataset: str) -> Iterator[bytes]:
+        """The ids of the dataset's prompts in order, without reading their tokens."""
+        return self._prompts.ids(dataset)
+
+    def prompt_tokens(self, dataset: str) -> int:
+        """Tokens of the dataset's prompts together, without reading them."""
+        return self._prompts.tokens(dataset)
+
     def prompt(self, dataset: str, position: int) -> Prompt:
         """The dataset's prompt at this position; raises `IndexError`."""
         for prompt in self.prompts(dataset, position, position + 1):

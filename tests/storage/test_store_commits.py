@@ -58,6 +58,8 @@ def test_prompts_come_back_in_order_over_several_segments(store: Store):
     again = Store.open(store.path)
     for stored, prompt in zip(again.prompts("B1"), prompts, strict=True):
         assert_same(stored, prompt)
+    assert list(again.prompt_ids("B1")) == [prompt.id for prompt in prompts]
+    assert again.prompt_tokens("B1") == sum(len(prompt.tokens) for prompt in prompts)
     for stored, prompt in zip(again.prompts("B1", 695, 705), prompts[695:705], strict=True):
         assert_same(stored, prompt)
     assert_same(again.prompt("B1", 1199), prompts[1199])
