@@ -16,7 +16,7 @@ from producer.talk import say
 from producer.words import count
 from storage.run import StatesMode
 from storage.settings import RunSettings
-from workers.board.board import anyone_listening
+from workers.board.processes import anyone_listening
 from workers.broker.connection import ping_or_explain
 from workers.config import Config
 from workers.feeder.wake import wake_feeder

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from producer.talk import Fact, is_terminal
 from producer.words import big, count, duration, size
-from workers.board.board import Board, DatasetBoard, ServerBoard, ServerState, SinkBoard
+from workers.board.board import Board, DatasetBoard, ServerBoard, SinkBoard
+from workers.board.processes import ServerState
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import redis
 
-from workers.board.board import Board, ProcessSnapshot, read_board, read_processes
+from workers.board.board import Board, read_board
+from workers.board.processes import ProcessSnapshot, read_processes
 from workers.broker.connection import connect
 from workers.runs import Carried, read_carried
 

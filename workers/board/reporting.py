@@ -10,7 +10,8 @@ from redis import Redis
 
 from storage.run import Run
 from storage.settings import RunSettings
-from workers.board.board import Board, read_board, read_processes, write_board
+from workers.board.board import Board, read_board, write_board
+from workers.board.processes import read_processes
 from workers.board.rates import RateMeter
 from workers.board.scoreboard import (
     Wasted,

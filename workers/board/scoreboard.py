@@ -11,7 +11,8 @@ import numpy as np
 from storage.index import DatasetIndex, Outcome, Wanted
 from storage.run import StatesMode
 from storage.settings import RunSettings
-from workers.board.board import DatasetBoard, LaneBoard, ProcessSnapshot, ServerBoard, ServerState, SinkBoard
+from workers.board.board import DatasetBoard, LaneBoard, ServerBoard, SinkBoard
+from workers.board.processes import ProcessSnapshot, ServerState
 from workers.board.rates import Totals
 from workers.broker.backlog import Backlog
 from workers.broker.queues import SINK, Lane

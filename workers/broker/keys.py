@@ -6,7 +6,7 @@
     eyas:feeder           string  who feeds: SET NX PX 15000, renewed every 5 s
     eyas:window           hash    id (16 bytes) + stage (1 byte) → dataset: published, not stored yet
     eyas:slots:<lane>     hash    "<url> <process>" → grant record, see `slots.py`
-    eyas:process:<name>   string  JSON `board.ProcessSnapshot`, 15 s to live: by the process
+    eyas:process:<name>   string  JSON `processes.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
     eyas:wake             list    one element while the feeder is to look at once, see `wake.py`
@@ -24,9 +24,12 @@ FEEDER = "eyas:feeder"
 WINDOW = "eyas:window"
 FACTS = "eyas:facts"
 BOARD = "eyas:board"
+WAKE = "eyas:wake"
 GARBAGE = "eyas:garbage"
 UNACKED = "unacked"
 UNACKED_INDEX = "unacked_index"
+
+PROCESS_PREFIX = "eyas:process:"
 
 STAGE_BYTES = {"generate": b"g", "capture": b"c"}
 """Stage → its byte in a field of `WINDOW`."""
@@ -35,6 +38,16 @@ STAGE_BYTES = {"generate": b"g", "capture": b"c"}
 def slots_key(lane: str) -> str:
     """The hash of one lane's grants."""
     return f"eyas:slots:{lane}"
+
+
+def process_key(name: str) -> str:
+    """A process's snapshot."""
+    return PROCESS_PREFIX + name
+
+
+def dropped_key(node: str, moment: int) -> str:
+    """Where the results of a node that is gone lie while they are dropped."""
+    return f"eyas:dropped:{node}:{moment}"
 
 
 def window_field(prompt_id: bytes, stage: str) -> bytes:

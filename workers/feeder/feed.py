@@ -12,11 +12,8 @@ from storage.index import DatasetIndex, Outcome
 from storage.sample import Stage
 from workers.board.scoreboard import Progress
 from workers.broker.queues import Lane
-from workers.feeder.orders import MESSAGE_BYTES, TOKEN_BYTES
+from workers.feeder.orders import MESSAGE_BYTES, PLACE, TOKEN_BYTES
 from workers.feeder.window import BITS
-
-PLACE = {lane: at for at, lane in enumerate(Lane)}
-"""Lane → its place in `Feed.lanes`."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from storage.sample import Stage
 from storage.settings import RunSettings, read_settings
 from storage.store import Store
 from storage.wanted import Wanted, read_enough, wanted
-from workers.board.board import read_processes
+from workers.board.processes import read_processes
 from workers.board.reporting import Reporter
 from workers.board.scoreboard import progress_of
 from workers.broker.backlog import read_backlog

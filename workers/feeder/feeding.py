@@ -16,7 +16,7 @@ from redis import Redis, RedisError
 
 from storage.errors import EyasError
 from storage.store import Store
-from workers.board.board import anyone_listening
+from workers.board.processes import anyone_listening
 from workers.broker.connection import connect, ping_or_explain
 from workers.broker.messages import Message
 from workers.config import Config

@@ -21,6 +21,9 @@ MESSAGE_BYTES = 1500
 TOKEN_BYTES = 4
 """Bytes a token takes in Redis: ids that are hard to compress, in base 64."""
 
+PLACE = {lane: at for at, lane in enumerate(Lane)}
+"""Lane → its number in arrays."""
+
 
 def lane_of(dataset_lane: str, prompt_tokens: int) -> Lane:
     """The lane that generates for a prompt of a dataset with this lane."""
@@ -31,11 +34,10 @@ def lane_of(dataset_lane: str, prompt_tokens: int) -> Lane:
 
 def lanes_of(dataset_lane: str, prompt_tokens: NDArray[np.int32]) -> NDArray[np.uint8]:
     """The same for many prompts: per prompt, the lane's place in `Lane`."""
-    places = {lane: at for at, lane in enumerate(Lane)}
     if dataset_lane == AUTO:
         is_long = prompt_tokens > AUTO_LONG_ABOVE
-        return np.where(is_long, places[Lane.LONG], places[Lane.SHORT]).astype(np.uint8)
-    return np.full(len(prompt_tokens), places[Lane(dataset_lane)], np.uint8)
+        return np.where(is_long, PLACE[Lane.LONG], PLACE[Lane.SHORT]).astype(np.uint8)
+    return np.full(len(prompt_tokens), PLACE[Lane(dataset_lane)], np.uint8)
 
 
 def order_generate(

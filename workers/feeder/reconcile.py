@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable
 
 import msgpack
-from redis import Redis
+from redis import Redis, ResponseError
 
 from workers.broker.backlog import Backlog
-from workers.broker.keys import WINDOW, window_field
+from workers.broker.keys import WINDOW, dropped_key, window_field
 from workers.broker.messages import Captured, Failed, MessageError, Responded, Result, decode
 from workers.broker.queues import Lane, sink_queue
 
@@ -25,6 +25,8 @@ APART_S = 3.0
 GONE_S = 120.0
 """A node of which no process has said anything for so long is gone."""
 CHUNK = 500
+DROPPED_S = 600
+"""What a feeder that died while it dropped results leaves behind goes after this."""
 
 
 class Quiet:
@@ -79,10 +81,14 @@ def drop_results(redis: Redis, node: str) -> int:
     The queue is moved away in one step: its sink, if it comes back now, has a message or we have
     it. A crash after that leaves orders in the window that reconciliation finds.
     """
-    aside = f"eyas:dropped:{node}:{time.time_ns()}"
-    if not redis.exists(sink_queue(node)):
-        return 0
-    redis.rename(sink_queue(node), aside)
+    aside = dropped_key(node, time.time_ns())
+    pipe = redis.pipeline()
+    pipe.rename(sink_queue(node), aside)
+    pipe.expire(aside, DROPPED_S)
+    try:
+        pipe.execute()
+    except ResponseError:
+        return 0  # empty: its sink has come back and taken them
     count = 0
     while raw := redis.lrange(aside, 0, CHUNK - 1):
         redis.ltrim(aside, len(raw), -1)

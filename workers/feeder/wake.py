@@ -7,7 +7,8 @@ import contextlib
 
 from redis import Redis, RedisError
 
-WAKE = "eyas:wake"
+from workers.broker.keys import WAKE
+
 FORGET_S = 60
 
 

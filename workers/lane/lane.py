@@ -20,7 +20,7 @@ from dataclasses import replace
 from redis import RedisError
 
 from storage.spool import Spool
-from workers.board.board import ProcessSnapshot, forget_process, write_process
+from workers.board.processes import ProcessSnapshot, forget_process, write_process
 from workers.broker.celeryconfig import Timing
 from workers.broker.connection import connect
 from workers.broker.garbage import set_aside

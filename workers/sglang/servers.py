@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from storage.errors import EyasError, UnsuitableError
-from workers.board.board import ServerSnapshot, ServerState
+from workers.board.processes import ServerSnapshot, ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
 from workers.sglang.outcomes import RECONNECT, Backoff, CallError, ServerAwayError

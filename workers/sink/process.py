@@ -20,7 +20,7 @@ from storage.errors import EyasError
 from storage.run import CaptureSpec
 from storage.spool import Spool
 from storage.store import Store
-from workers.board.board import forget_process, write_process
+from workers.board.processes import forget_process, write_process
 from workers.broker.garbage import KEPT, set_aside
 from workers.broker.messages import Message
 from workers.config import Config

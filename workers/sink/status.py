@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.spool import Spool
-from workers.board.board import ProcessSnapshot
+from workers.board.processes import ProcessSnapshot
 from workers.broker.queues import SINK
 from workers.sink.commit import Tally
 

@@ -13,7 +13,7 @@ from redis import Redis
 
 from storage.spool import Spool
 from storage.store import Store
-from workers.board.board import read_processes
+from workers.board.processes import read_processes
 from workers.broker.queues import SINK, sink_queue
 
 EVERY_S = 600.0

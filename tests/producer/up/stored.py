@@ -11,7 +11,8 @@ from storage.sample import Failure, Finish, Kind, Prompt, Response, Span, Stage
 from storage.settings import DatasetSettings, RunSettings, write_settings
 from storage.store import Store
 from storage.tokens import prompt_id, response_digest
-from workers.board.board import Board, DatasetBoard, LaneBoard, Rates, ServerBoard, ServerState
+from workers.board.board import Board, DatasetBoard, LaneBoard, Rates, ServerBoard
+from workers.board.processes import ServerState
 
 SPEC = RunSpec(
     model="tiny",

@@ -8,7 +8,7 @@ import pytest
 from client_stage import Stage, answer, hang, recorded, refuse, rows, staged, until
 
 from storage.run import CaptureSpec, Sampling
-from workers.board.board import ServerState
+from workers.board.processes import ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
 from workers.sglang.outcomes import Backoff, ServerAwayError

@@ -16,7 +16,7 @@ from storage.errors import FullError
 from storage.spool import Spool
 from storage.store import Store
 from tests.workers.sink.making import answer_order
-from workers.board.board import ProcessSnapshot, read_processes
+from workers.board.processes import ProcessSnapshot, read_processes
 from workers.broker.celeryconfig import TIMING_VARIABLE, Timing
 from workers.broker.messages import Capture, Generate, decode
 from workers.broker.publish import publish_many

@@ -23,7 +23,8 @@ from tests.workers.sink.making import (
     make_settings,
     make_store,
 )
-from workers.board.board import ProcessSnapshot, read_board, write_process
+from workers.board.board import read_board
+from workers.board.processes import ProcessSnapshot, write_process
 from workers.board.reporting import SETTLED_S
 from workers.broker.keys import FEEDER, UNACKED, WINDOW, window_field
 from workers.broker.messages import Capture, Failed, Generate, Message

@@ -12,7 +12,8 @@ from storage.settings import DatasetSettings, write_settings
 from storage.store import Store
 from tests.workers.sink.machine import Machine, wait_until
 from tests.workers.sink.making import make_prompts, make_response, make_settings, make_store
-from workers.board.board import ProcessSnapshot, anyone_listening, read_board, write_process
+from workers.board.board import read_board
+from workers.board.processes import ProcessSnapshot, anyone_listening, write_process
 from workers.broker.keys import FEEDER, WINDOW
 from workers.feeder.feeding import feed_first_window, feed_while_free, keep_feeding
 from workers.feeder.role import Role, holder_of

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from storage.spool import Spool
-from workers.board.board import write_process
+from workers.board.processes import write_process
 from workers.sink.status import SinkStatus
 from workers.sink.sweeping import EVERY_S, IDLE_S, WAITED_FOR_S, Sweeper
 
