@@ -30,6 +30,9 @@ LONGEST_DELAY_S = 10.0
 """A restarted lane must take up work again within 60 s, its start included."""
 HEALTHY_AFTER_S = 15.0
 """A service that ran so long begins at the first delay again."""
+DEATHS_AT_START = 5
+"""So many times a service is killed before it was ever ready (out of memory, a crash in its code) until
+it has failed to start; `up` would wait for ever."""
 READY_WITHIN_S = 120.0
 """After this a service that is not ready has failed to start."""
 GRACE_S = (25.0, 10.0, 15.0)
@@ -146,10 +149,10 @@ class Supervisor:
         lived_s = time.monotonic() - child.started_at
         report.said = said or how_it_ended(status)
         _log("died", service=child.service.name, how=report.said, lived_s=round(lived_s, 1))
-        if not child.was_ready and status >= 0:
+        child.deaths = 1 if lived_s > HEALTHY_AFTER_S else child.deaths + 1
+        if not child.was_ready and (status >= 0 or child.deaths >= DEATHS_AT_START):
             self._failed(child, f"{report.said} before it was ready")
             return
-        child.deaths = 1 if lived_s > HEALTHY_AFTER_S else child.deaths + 1
         child.start_at = time.monotonic() + min(FIRST_DELAY_S * 2 ** (child.deaths - 1), LONGEST_DELAY_S)
         report.restarts += 1
         report.state = "restarting"

@@ -146,6 +146,14 @@ def test_a_service_that_cannot_start_fails_the_whole_and_leaves_nothing(supervis
     assert supervised.marked() == []
 
 
+def test_a_service_that_is_always_killed_before_it_is_ready_fails_the_whole(supervised: Supervised) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    supervised.start(replace(service("one"), arguments=(sys.executable, "-c", killed)))
+    until(supervised.ended)
+    assert supervised.state.error == "one was killed by SIGKILL before it was ready"
+    assert supervised.marked() == []
+
+
 def test_a_killed_supervisor_leaves_orphans_that_are_found_and_nothing_else_is_touched(
     supervised: Supervised,
 ) -> None:
