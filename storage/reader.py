@@ -6,7 +6,7 @@ What was committed after opening is not in it: open again.
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ class Sample:
     prompt_length: int
     """Tokens of the prompt: the response is `tokens[prompt_length:]`."""
     spans: tuple[Span, ...]
+    """What the tokens are; none reaches past them."""
     states: NDArray[np.uint16] | None
     """bf16 bits, uint16 [T, L, H]: `torch.from_numpy(states).view(torch.bfloat16)`. None when no
     states were asked for."""
@@ -122,12 +123,13 @@ class Samples:
         at = self._position(key)
         response = self._read(lambda: self._response(at))
         states = self._read(lambda: self._states(at)) if self.capture else None
+        rows = len(response.tokens) if states is None else len(states)
         return Sample(
             id=response.id,
             dataset=response.dataset,
-            tokens=response.tokens if states is None else response.tokens[: len(states)],
+            tokens=response.tokens[:rows],
             prompt_length=response.prompt_length,
-            spans=response.spans,
+            spans=_cut(response.spans, rows),
             states=states,
             finish=response.finish,
             text=response.text,
@@ -193,6 +195,11 @@ class Samples:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._start_caches()
+
+
+def _cut(spans: tuple[Span, ...], rows: int) -> tuple[Span, ...]:
+    """The spans of the first `rows` tokens: none reaches past them."""
+    return tuple(replace(span, end=min(span.end, rows)) for span in spans if span.start < rows)
 
 
 def _known_capture(store: Store, name: str) -> str:

@@ -6,7 +6,6 @@ groups (`store.py`) and does not know where the values come from.
 
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError, UnsuitableError
-from storage.files import read_json, write_json
+from storage.files import create_json, read_json
 
 FORMAT = 1
 """Version of the store's layout; a reader refuses a newer one."""
@@ -208,15 +207,7 @@ def create_or_check_run(output: Path, spec: RunSpec) -> Run:
     if run is None:
         run = Run(id=uuid.uuid4().hex, spec=spec)
         content = {"format": FORMAT, "id": run.id, "fingerprint": spec.fingerprint, "spec": spec.to_json()}
-        temporary = output / f"run.json.{run.id}"
-        write_json(temporary, content)
-        try:
-            os.link(temporary, output / "run.json")
-        except FileExistsError:
-            return create_or_check_run(output, spec)
-        finally:
-            temporary.unlink()
-        return run
+        return run if create_json(output / "run.json", content) else create_or_check_run(output, spec)
     stored, wanted = run.spec.to_json(), spec.to_json()
     if run.spec.states is StatesMode.OFF and spec.states is not StatesMode.INLINE:
         for later in ("states", "capture"):

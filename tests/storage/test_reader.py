@@ -107,6 +107,7 @@ def test_inline_tokens_are_cut_to_the_rows(tmp_path: Path):
     assert samples.lengths.tolist() == [rows]
     assert np.array_equal(samples[0].tokens, response.tokens[:rows])
     assert samples[0].states.shape == (rows, 3, 16)
+    assert samples[0].spans[-1].end == max(span.end for span in samples[0].spans) == rows
 
 
 def test_a_run_without_states_gives_responses_alone(tmp_path: Path):
