@@ -133,8 +133,8 @@ def _enqueue(
             else:
                 say(f"{name}: {count(store.reading_state(name).count)} tokenized, skipped")
     nothing = [name for name in limits if not store.reading_state(name).count]
-    queue.feed(store, settings)
-    queue.say_who_listens([one.lane for one in prepared], settings)
+    if queue.feed(store, settings):
+        queue.say_who_listens([one.lane for one in prepared], settings)
     return store, nothing
 
 

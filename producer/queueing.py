@@ -51,8 +51,11 @@ class Queue:
         claim(self._redis, store.run, store.path)
         publish_view(self._redis, RunView(run=store.run, settings=settings, output_dir=str(store.path)))
 
-    def feed(self, store: "Store", settings: RunSettings) -> None:
-        """Put the first window out, unless a sink feeds already, and say what is left to do."""
+    def feed(self, store: "Store", settings: RunSettings) -> int:
+        """Put the first window out, unless a sink feeds already, and say what is left to do.
+
+        Returns how many samples that are.
+        """
         from workers.feeder.feeding import feed_first_window
 
         window = feed_first_window(self._config, store)
@@ -65,6 +68,7 @@ class Queue:
             say(f"{stored}, {count(left)} to go; {window.holder} feeds the lanes")
         else:
             say(f"{stored}, {count(left)} to go; {count(window.waiting)} calls are out")
+        return left
 
     @contextmanager
     def feeding(self, store: "Store") -> Iterator[None]:

@@ -170,6 +170,15 @@ def test_tokenized_rows_go_to_capture(enqueue: Enqueue, redis_url: str) -> None:
         assert client.llen("capture") == 9
 
 
+def test_with_nothing_left_to_do_it_says_so_and_asks_for_no_workers(enqueue: Enqueue) -> None:
+    source = write_lines(Path("a1.jsonl"), [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
+    for said in ("2 new prompts", "2 tokenized, skipped"):
+        ended = enqueue("--manifest", source, "--states", "off")
+        assert ended.status == 0, ended.err
+        assert said in ended.err
+        assert ended.err.endswith("nothing is left to do: 2 of 2 samples are in the store\n")
+
+
 def test_without_a_manifest_the_bundled_prompts_are_taken_and_it_says_so(enqueue: Enqueue) -> None:
     ended = enqueue("--max-samples", "3")
     assert ended.status == 0, ended.err
