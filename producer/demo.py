@@ -20,8 +20,9 @@ from types import FrameType
 import click
 
 from producer.down import take_down
+from producer.lanes import LANES
 from producer.processes import identity
-from producer.services import LANES, Request
+from producer.services import Request
 from producer.talk import say
 from producer.up import bring_up, import_path
 from producer.up_state import StateFolder, UpState

@@ -41,7 +41,7 @@ MUCH_BYTES = 2_000_000_000
 @options.redis_url
 @options.which_model
 @options.how_run
-@click.option("--no-watch", is_flag=True, help="Return after the first window, on a terminal too.")
+@options.flag("--no-watch", is_flag=True, help="Return after the first window, on a terminal too.")
 @click.pass_context
 def command(ctx: click.Context, /, **flags: Any) -> int:
     """Store a manifest's prompts and queue them for generation and capture.

@@ -104,7 +104,15 @@ redis_url = flag(
     metavar="URL",
     help="The Redis that carries the run.",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Report as JSON on stdout.")
+run_dir = flag(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    show_default="that of the run in Redis",
+    metavar="DIR",
+    help="The run's folder.",
+)
+as_json = flag("--json", "as_json", is_flag=True, help="Report as JSON on stdout.")
 
 which_prompts = together(
     flag(

@@ -63,6 +63,7 @@ def _model(
     """The model's folder, what may be captured of it, and what a prompt has to keep to."""
     from producer.captures import NAMES, check_capture, resolve_capture, sizes_of
     from producer.prompts import Limits
+    from producer.run_settings import settings_before
     from producer.servers import addresses, ask_servers, require_one
     from producer.target import max_input_tokens, model_name
     from producer.template import find_model
@@ -70,7 +71,9 @@ def _model(
     from workers.config import load_config
 
     check_capture(flags["capture"])
-    run = read_run(flags["output_dir"].absolute())
+    output = flags["output_dir"].absolute()
+    run = read_run(output)
+    settings = settings_before(output) if run is not None else None
     servers = None
     if flags["model"] is not None:
         model = model_name(flags["model"])
@@ -89,7 +92,7 @@ def _model(
             captures.append(resolve_capture(name, sizes, facts))
         except UnsuitableError:  # a model whose sizes nobody knows still has tokens to count
             continue
-    most = max_input_tokens(servers, folder)
+    most = settings.max_input_tokens if settings else max_input_tokens(servers, folder)
     return folder, captures, Limits(vocab_size=2**31 - 1, max_input_tokens=most)
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from producer.captures import check_capture
+from producer.lanes import LANES
 from producer.target import Asked, Target
 from storage.run import StatesMode
 from storage.settings import RunSettings, read_settings
-
-LANES = ("short", "long", "capture")
 
 
 def settings_before(output: Path) -> RunSettings | None:

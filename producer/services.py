@@ -11,11 +11,10 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 import producer.flowerconfig
+from producer.lanes import LANES
 from producer.processes import Identity
 from producer.redis_server import find_redis, free_port, redis_arguments
 from producer.up_state import Plan, Service, StateFolder
-
-LANES = ("short", "long", "capture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,7 @@ from workers.config import load_config
 
 @click.command("status")
 @options.redis_url
-@options.flag(
-    "--output-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    show_default="that of the run in Redis",
-    metavar="DIR",
-    help="The run's folder.",
-)
+@options.run_dir
 @options.as_json
 def command(redis_url: str | None, output_dir: Path | None, as_json: bool) -> int:
     """Show once how far the run is.

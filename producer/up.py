@@ -18,8 +18,9 @@ import click
 
 from producer import options
 from producer.down import clean_up, take_down
+from producer.lanes import LANES
 from producer.processes import MARK, send
-from producer.services import LANES, Request, make_plan
+from producer.services import Request, make_plan
 from producer.talk import say
 from producer.up_state import Plan, ServiceReport, StateFolder, UpState
 from storage.errors import UnavailableError
@@ -57,6 +58,8 @@ def _add(request: Request, folder: StateFolder, state: UpState) -> UpState:
     before = replace(before, services=tuple(s for s in before.services if s.name in running))
     plan = make_plan(request, folder, before)
     wanted = [service.name for service in plan.services if service.name not in running]
+    if unheeded := _unheeded(request, before):
+        say(f"warning: {' and '.join(unheeded)} cannot change while it is up: `producer down` first")
     if not wanted:
         say(f"already up: {', '.join(running)} (supervisor {state.pid}); `producer down` stops it")
         return _wait(folder, before)
@@ -64,6 +67,13 @@ def _add(request: Request, folder: StateFolder, state: UpState) -> UpState:
     folder.write_plan(plan)
     send(state.pid, signal.SIGUSR1)
     return _wait(folder, plan)
+
+
+def _unheeded(request: Request, before: Plan) -> list[str]:
+    """What is asked for and differs from what everything that runs was told."""
+    asked = {"--redis-url": request.redis_url, "--output-dir": request.output_dir and str(request.output_dir)}
+    told = {"--redis-url": before.redis_url, "--output-dir": before.output_dir}
+    return [flag for flag, value in asked.items() if value and value != told[flag]]
 
 
 def _begin(plan: Plan, folder: StateFolder, environment: Mapping[str, str]) -> UpState:
@@ -195,6 +205,8 @@ def running_here(redis_url: str, node: str) -> frozenset[str]:
 
 def table(state: UpState) -> str:
     """What runs and where, one line each."""
+    from workers.broker.connection import without_password
+
     width = max(map(len, state.processes), default=0)
     lines = []
     for name, report in state.processes.items():
@@ -203,12 +215,6 @@ def table(state: UpState) -> str:
     if "redis" not in state.processes:
         lines.insert(0, f"{'redis':{width}}  {'not ours':10}  {without_password(state.redis_url or '')}")
     return "\n".join(lines)
-
-
-def without_password(url: str) -> str:
-    """The address without what must not be shown."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 CAPACITY = "Calls in flight the process of this lane can hold; the run's limits decide how many it gets."

@@ -85,14 +85,7 @@ def _look_again(look: "Callable[[], Report]", before: "Report") -> "Report":
 
 @click.command("watch")
 @options.redis_url
-@options.flag(
-    "--output-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    show_default="that of the run in Redis",
-    metavar="DIR",
-    help="The run's folder.",
-)
+@options.run_dir
 def command(redis_url: str | None, output_dir: Path | None) -> int:
     """Show how far the run is until it is finished.
 

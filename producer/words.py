@@ -16,8 +16,8 @@ def big(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, decimal: `1.5 GB`."""
-    value = big(number)
+    """Bytes, decimal: `1.5 GB`, `320 kB`."""
+    value = big(number).replace("K", "k")
     return f"{value}B" if " " in value else f"{value} B"
 
 

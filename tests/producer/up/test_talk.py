@@ -81,4 +81,5 @@ def test_big_numbers_have_three_digits_at_most(number: float, words: str) -> Non
 def test_counts_and_sizes() -> None:
     assert count(7000) == "7 000"
     assert size(1.5e9) == "1.5 GB"
+    assert size(320_000) == "320 kB"
     assert size(12) == "12 B"

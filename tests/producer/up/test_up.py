@@ -50,6 +50,9 @@ def test_up_brings_everything_up_and_down_leaves_nothing(machine: Machine) -> No
     for port in ports:
         assert f"127.0.0.1:{port}" in again.stdout
 
+    moved = machine.up("--engine", "--output-dir", "elsewhere")
+    assert "--output-dir cannot change while it is up: `producer down` first" in moved.stderr
+
     down = machine.producer("down")
     assert down.returncode == 0, down.stderr
     assert machine.processes() == []
