@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from redis import RedisError
 
+from storage.errors import EyasError
 from storage.spool import Spool
 from workers.board.processes import ProcessSnapshot, forget_process, write_process
 from workers.broker.celeryconfig import Timing
@@ -70,7 +71,7 @@ class Lane:
             ttl_s=timing.slots_s,
             twin_s=3 * timing.pulse_s,
         )
-        self._spool = Spool(config.spool_dir, config.node, config.spool_max_bytes)
+        self._spool = self._open_spool()
         self._client, self._servers, self._decoders = self.loop.run(self._open())
         self._said = ("waiting", "has not looked for its run yet")
         self._closed = threading.Event()
@@ -137,6 +138,10 @@ class Lane:
             self.loop.start(self._close()).result(self.timing.exit_s)
         self.loop.stop()
 
+    def _open_spool(self) -> Spool:
+        config = self.config
+        return Spool(config.spool_dir, config.node, config.spool_max_bytes)
+
     async def _open(self) -> tuple[SGLangClient, ServerPool, DecodePool]:
         client = SGLangClient(self.config.server_api_key)
         return client, ServerPool(client, on_facts=self._put_facts), DecodePool(self._spool)
@@ -187,6 +192,13 @@ class Lane:
         if view is not None:
             needs = needs_of(view.run.spec, view.settings, captures=self._captures)
             self._servers.want(self._urls(), needs)
+        if not self._spool.folder.exists():
+            # Somebody tidied up `/tmp`. What was in it is captured again; what comes needs a place.
+            logger.warning("spool.gone folder=%s", self._spool.folder)
+            try:
+                self._spool = self._open_spool()
+            except EyasError as error:
+                self.pause.begin(error.message)
         # Another order would find the spool as full as the last one did.
         if self.pause.why and not self.pause.on:
             if self._spool.used_bytes() >= self._spool.max_bytes:

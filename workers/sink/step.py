@@ -91,7 +91,8 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, consumer: Any) -> None:
         """The connection is lost, or the process ends: what is not committed is delivered again."""
-        assert self.process is not None
+        if self.process is None:
+            return  # the connection was lost before the sink was begun
         if consumer.blueprint.state == bootsteps.RUN:
             self.connection += 1
             self.process.batcher.drop()

@@ -1,5 +1,6 @@
 """Lane processes: real ones, on a real Redis, calling a real server."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,28 +194,43 @@ def test_nothing_runs_twice_when_every_connection_to_redis_is_cut(stage: Stage) 
     assert not idle.ended()
 
 
+FINAL = CaptureSpec(name="final", hs_indices=(2,), norm="post", hidden_size=4)
+
+
+def captures(stage: Stage, count: int) -> list[Capture]:
+    """Orders to capture so many sequences."""
+    return [
+        Capture(
+            run=order.run,
+            id=order.id,
+            digest=response_digest(order.prompt),
+            dataset=order.dataset,
+            tokens=order.prompt,
+            prompt_length=3,
+            capture="final",
+        )
+        for order in stage.orders(count)
+    ]
+
+
+def test_a_spool_folder_that_was_removed_is_made_again_and_capturing_goes_on(stage: Stage) -> None:
+    server = stage.server(seconds=0.05)
+    stage.settings(capture_urls=(server.url,), capture=FINAL, states=StatesMode.REPLAY)
+    stage.worker("capture")
+    until(lambda: (s := stage.snapshot("capture")) and s["state"] == "running", "it runs")
+    shutil.rmtree(stage.folder / "spool")
+    stage.publish(captures(stage, 6))
+    until(lambda: stage.waiting("sink.node1") == 6, "all are captured")
+    assert all(isinstance(result, Captured) for result in stage.results("sink.node1"))
+
+
 def test_a_full_spool_pauses_the_lane_and_fails_nothing(stage: Stage) -> None:
     server = stage.server(seconds=0.05)
-    capture = CaptureSpec(name="final", hs_indices=(2,), norm="post", hidden_size=4)
-    stage.settings(capture_urls=(server.url,), capture=capture, states=StatesMode.REPLAY)
+    stage.settings(capture_urls=(server.url,), capture=FINAL, states=StatesMode.REPLAY)
     spool = stage.folder / "spool"
     spool.mkdir(mode=0o700)
     (spool / "other").write_bytes(bytes(200_000))
-    orders = stage.orders(6)
-    stage.publish(
-        [
-            Capture(
-                run=order.run,
-                id=order.id,
-                digest=response_digest(order.prompt),
-                dataset=order.dataset,
-                tokens=order.prompt,
-                prompt_length=3,
-                capture="final",
-            )
-            for order in orders
-        ]
-    )
+    stage.publish(captures(stage, 6))
     stage.worker("capture", EYAS_SPOOL_MAX_GB="0.0001")
     until(
         lambda: (s := stage.snapshot("capture")) and s["state"] == "paused" and "full" in s["says"],

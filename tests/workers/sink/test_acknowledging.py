@@ -1,7 +1,9 @@
-"""Acknowledging what is committed, on a connection that fails now and then."""
+"""The sink's side of a connection: what is committed is acknowledged, and it fails now and then."""
 
 from types import SimpleNamespace
 from typing import Any
+
+from celery import bootsteps
 
 from workers.sink.batching import Held
 from workers.sink.step import Delivery, SinkStep
@@ -50,3 +52,9 @@ def test_a_delivery_of_an_earlier_connection_is_not_acknowledged_on_this_one() -
     settle(step, earlier, step.connection - 1)
     assert not earlier.acknowledged
     assert not step._settled
+
+
+def test_a_connection_lost_before_the_sink_began_ends_nothing() -> None:
+    step = a_step()
+    step.stop(SimpleNamespace(blueprint=SimpleNamespace(state=bootsteps.RUN)))
+    assert step.process is None
