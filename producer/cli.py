@@ -4,7 +4,6 @@ No subcommand's work is here. A module is imported only when its command runs, s
 words come within a second whatever the other commands need.
 """
 
-import difflib
 import importlib
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from storage.cli_errors import run_command
+from storage.suggest import did_you_mean
 from workers.config import read_toml
 
 COMMANDS = {
@@ -48,9 +48,7 @@ class Commands(click.Group):
         """As click's, with a suggestion."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            suggestion = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"unknown command `{name}`; {suggestion}", ctx)
+            raise click.UsageError(f"unknown command `{name}`; {did_you_mean(name, COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

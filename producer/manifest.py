@@ -4,7 +4,6 @@
 source (`sources.py`) and guesses no form (`forms.py`).
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from producer.lanes import DatasetLane
 from storage.errors import UsageError
 from storage.files import checked_name
 from storage.settings import DatasetSettings
+from storage.suggest import did_you_mean
 from workers.config import check_keys
 
 DEFAULT_MANIFEST = Path("datasets.toml")
@@ -132,7 +132,7 @@ def choose(manifest: Manifest, partition: str) -> tuple[Dataset, ...]:
             raise UsageError(
                 f"no dataset `{name}` in `{manifest.path}`",
                 code="partition.unknown",
-                hint=_nearest(name, [*names, ALL]),
+                hint=did_you_mean(name, [*names, ALL]),
             )
     return tuple(dataset for dataset in manifest.datasets if dataset.name in wanted)
 
@@ -215,13 +215,6 @@ def _choice(table: Mapping[str, Any], key: str, known: Sequence[str], where: str
     value = _text(table, key, where)
     if value is not None and value not in known:
         raise UsageError(
-            f"`{key}` in `{where}` is `{value}`", code="manifest.value", hint=_nearest(value, known)
+            f"`{key}` in `{where}` is `{value}`", code="manifest.value", hint=did_you_mean(value, known)
         )
     return value
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not near:
-        near = [one for one in known if one.casefold() == name.casefold()]
-    return f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"

@@ -5,7 +5,6 @@ Measured on real hidden states: lz4 with bitshuffle at level 5 keeps 76 % of the
 faster than that. Nothing here knows shards (`shard.py`) or arrays (`arrays.py`).
 """
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import DamagedError, UsageError
+from storage.suggest import did_you_mean
 
 numcodecs.blosc.use_threads = False
 """Off as zarr itself sets it: blosc's own threads do not survive a fork, and we bring ours."""
@@ -45,11 +45,10 @@ def chosen_codec(environ: Mapping[str, str] = os.environ) -> Codec:
     try:
         return Codec(name)
     except ValueError:
-        near = difflib.get_close_matches(name, list(Codec), n=1)
         raise UsageError(
             f"EYAS_STORE_CODEC `{name}` is not a codec",
             code="codec.unknown",
-            hint=f"did you mean `{near[0]}`?" if near else "use `lz4` or `none`",
+            hint=did_you_mean(name, Codec),
         ) from None
 
 

@@ -4,7 +4,6 @@ No file stays open and no thread is started, so that a loader may fork or pickle
 What was committed after opening is not in it: open again.
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +25,7 @@ from storage.segment import Segment
 from storage.settings import read_settings
 from storage.states import StatesColumns
 from storage.store import Store
+from storage.suggest import did_you_mean
 from storage.tokens import Tokens
 
 _RECENT = 32
@@ -206,11 +206,10 @@ def _known_capture(store: Store, name: str) -> str:
     """The name, when it was captured at all: an empty training set would say nothing."""
     known = store.captures()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(
             f"`{store.path}` has no capture `{name}`",
             code="capture.missing",
-            hint=f"did you mean `{near[0]}`?" if near else f"captured: {', '.join(known) or 'nothing yet'}",
+            hint=did_you_mean(name, known, "captured"),
         )
     return name
 

@@ -5,7 +5,6 @@ defaults. Flags come before all of these and are the commands' business. What be
 (servers, limits, caps) is not here: workers learn it from Redis.
 """
 
-import difflib
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 from storage.errors import UsageError
 from storage.files import checked_name
+from storage.suggest import did_you_mean
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
@@ -125,11 +125,10 @@ def check_keys(values: Mapping[str, Any], known: frozenset[str], *, where: str) 
     """Raises `UsageError` for the first key that is not known, with the nearest that is."""
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
             raise UsageError(
                 f"unknown key `{key}` in `{where}`",
                 code="settings.unknown",
-                hint=f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(known))}",
+                hint=did_you_mean(key, sorted(known), "known keys"),
             )
 
 
