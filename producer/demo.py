@@ -19,16 +19,16 @@ from types import FrameType
 
 import click
 
-from producer.down import take_down
-from producer.lanes import LANES
+from producer.bring_up import bring_up, import_path
 from producer.processes import identity
 from producer.services import Request
+from producer.take_down import take_down
 from producer.talk import say
-from producer.up import bring_up, import_path
 from producer.up_state import StateFolder, UpState
 from producer.watch import follow
 from producer.words import duration
 from storage.errors import EyasError
+from workers.broker.queues import Lane
 from workers.config import Config
 
 MAX_SAMPLES = 40
@@ -99,7 +99,7 @@ def _bring_up(folder: StateFolder, store: Path) -> UpState:
         spool_dir=spool,
         owns_spool=True,
         node=config.node,
-        capacity=dict.fromkeys(LANES, 32),
+        capacity=dict.fromkeys((lane.value for lane in Lane), 32),
         flower=False,
         flower_port=0,
         engine=True,

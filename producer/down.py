@@ -1,74 +1,11 @@
 """`producer down`: stops all that `up` started here, also when its supervisor is no longer there to do it."""
 
-import signal
-import time
-
 import click
 
-from producer.processes import end_all, send
+from producer.take_down import take_down
 from producer.talk import say
-from producer.up_state import StateFolder, UpState
-from storage.errors import UnavailableError
+from producer.up_state import StateFolder
 from workers.config import state_dir
-
-LOOK_S = 0.05
-SUPERVISOR_S = 60.0
-"""More than the sum of the supervisor's own graces; after it everything is killed."""
-SAY_S = 3.0
-ORPHANS_S = 20.0
-"""What processes without a supervisor get to end by themselves."""
-
-
-def take_down(folder: StateFolder) -> bool:
-    """Stops everything that runs; whether anything did.
-
-    Raises `UnavailableError` when it was started on another machine that shares this folder.
-    """
-    state = folder.read_state()
-    if state is None:
-        return False
-    if not state.is_running():
-        clean_up(folder, state)
-        return True
-    send(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + SUPERVISOR_S
-    say_at = time.monotonic() + SAY_S
-    while state.is_running():
-        if time.monotonic() > say_at:
-            say_at += SAY_S
-            _say_what_still_runs(folder)
-        if time.monotonic() > deadline:
-            send(state.pid, signal.SIGKILL)
-            clean_up(folder, folder.read_state() or state)
-            break
-        time.sleep(LOOK_S)
-    return True
-
-
-def _say_what_still_runs(folder: StateFolder) -> None:
-    state = folder.read_state()
-    left = [n for n, r in state.processes.items() if r.state != "stopped"] if state else []
-    if left:
-        say(f"still stopping: {', '.join(left)}")
-
-
-def clean_up(folder: StateFolder, state: UpState) -> None:
-    """Ends what a supervisor that is gone has left running, and forgets it.
-
-    Only processes that carry its mark, or are by pid and start the ones it recorded, are touched.
-    """
-    lock = folder.lock()
-    if lock is None:
-        raise UnavailableError(
-            f"`{folder.path}` is in use on `{state.host}`",
-            code="up.elsewhere",
-            hint=f"run this on `{state.host}`, or give this machine its own folder with EYAS_STATE_DIR",
-        )
-    folder.release(lock)
-    ended = end_all(state.token, state.recorded(), ORPHANS_S)
-    if ended:
-        say(f"the supervisor was gone; ended {len(ended)} processes it left running")
-    folder.forget()
 
 
 @click.command("down")

@@ -1,14 +1,9 @@
-"""The lanes: those there are, and what a manifest may ask for.
+"""The lanes a manifest may ask for.
 
 Which lane a prompt of an `auto` dataset takes is decided where it is queued (`workers/feeder/orders.py`).
 """
 
 from enum import StrEnum
-
-from workers.broker.queues import Lane
-
-LANES = tuple(lane.value for lane in Lane)
-"""Names of the lanes, each with its limit, its flags and its process."""
 
 
 class DatasetLane(StrEnum):

@@ -17,10 +17,11 @@ from producer.talk import progress, say
 from storage.run import CaptureSpec, read_run
 
 if TYPE_CHECKING:
+    from producer.model_folder import ModelFolder
     from producer.plan_report import DatasetPlan
     from producer.preparing import Prepared
     from producer.prompts import Limits
-    from producer.template import ModelFolder, Template
+    from producer.template import Template
 
 
 @click.command("plan")
@@ -62,11 +63,11 @@ def _model(
 ) -> tuple["ModelFolder", Sequence[CaptureSpec], "Limits"]:
     """The model's folder, what may be captured of it, and what a prompt has to keep to."""
     from producer.captures import NAMES, check_capture, resolve_capture, sizes_of
+    from producer.model_folder import find_model
     from producer.prompts import Limits
     from producer.run_settings import settings_before
     from producer.servers import addresses, ask_servers, require_one
     from producer.target import max_input_tokens, model_name
-    from producer.template import find_model
     from storage.errors import UnsuitableError
     from workers.config import load_config
 

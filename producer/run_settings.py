@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from producer.captures import check_capture
-from producer.lanes import LANES
 from producer.target import Asked, Target
 from storage.run import StatesMode
 from storage.settings import RunSettings, read_settings
+from workers.broker.queues import Lane
 
 
 def settings_before(output: Path) -> RunSettings | None:
@@ -54,8 +54,8 @@ def settings_after(
     """The settings as they shall be, with the datasets of before."""
     kept = before.concurrency if before else {}
     limits = {
-        lane: said.get(f"{lane}_concurrency") or kept.get(lane) or flags[f"{lane}_concurrency"]
-        for lane in LANES
+        lane.value: said.get(f"{lane}_concurrency") or kept.get(lane) or flags[f"{lane}_concurrency"]
+        for lane in Lane
     }
     return RunSettings(
         server_urls=urls,

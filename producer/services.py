@@ -11,10 +11,10 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 import producer.flowerconfig
-from producer.lanes import LANES
 from producer.processes import Identity
 from producer.redis_server import find_redis, free_port, redis_arguments
 from producer.up_state import Plan, Service, StateFolder
+from workers.broker.queues import SINK, Lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _engine(request: Request) -> Service:
 
 
 def _lanes(request: Request, redis_url: str) -> Iterator[Service]:
-    for name in (*LANES, "sink"):
+    for name in (*Lane, SINK):
         if name not in request.running:
             capacity = request.capacity.get(name, 1)
             yield Service(
@@ -129,7 +129,7 @@ def _lanes(request: Request, redis_url: str) -> Iterator[Service]:
                 environment={},
                 check="celery",
                 target=name,
-                address="one writer" if name == "sink" else f"up to {capacity} calls in flight",
+                address="one writer" if name == SINK else f"up to {capacity} calls in flight",
                 after=("redis",),
             )
 

@@ -1,94 +1,18 @@
-"""The target's tokenizer and chat template: found, identified by its files, and applied in batches.
+"""The target's tokenizer and chat template: loaded, and applied in batches.
 
 Rendered text is encoded with no special tokens added: a chat template writes its own. Which rows
 are rendered and what becomes of them is in `prompts.py`.
 """
 
 import gc
-import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from storage.errors import UnavailableError, UnsuitableError
-from storage.files import read_json
-
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py"),
-)
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
-OTHER_FILES = ("config.json", "configuration_*.py", "*.py")
-"""Read for the model's sizes, or imported by a tokenizer's own code; in no digest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFolder:
-    """A target model's small files on this machine."""
-
-    model: str
-    """As the user or the server names it."""
-    path: Path
-
-    def tokenizer_digest(self) -> str:
-        """BLAKE2b-16 in hex over names and bytes of the tokenizer's files: the same on every version
-        of every library.
-        """
-        return _digest(self.path, TOKENIZER_FILES)
-
-    def template_digest(self) -> str:
-        """BLAKE2b-16 in hex over the chat template, wherever these files hold it."""
-        try:
-            inside = read_json(self.path / "tokenizer_config.json").get("chat_template")
-        except FileNotFoundError:
-            inside = None
-        return _digest(self.path, TEMPLATE_FILES, json.dumps(inside, sort_keys=True).encode())
-
-    def config(self) -> dict[str, Any]:
-        """`config.json`, of a model with several parts that of its text part; empty without one."""
-        try:
-            config = read_json(self.path / "config.json")
-        except FileNotFoundError:
-            return {}
-        inner = config.get("text_config") or config.get("llm_config")
-        return inner if isinstance(inner, dict) else config
-
-
-def find_model(model: str) -> ModelFolder:
-    """The folder of this name, else the hub's files of this id, from its cache or the network.
-
-    Raises `UnavailableError` when neither is there.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        folder = ModelFolder(model=model, path=path.absolute())
-        if not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
-            raise UnavailableError(
-                f"`{model}` holds no tokenizer",
-                code="tokenizer.missing",
-                hint="name the target's hub id or a folder with its tokenizer by `--model`",
-            )
-        return folder
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = [*TOKENIZER_FILES, *TEMPLATE_FILES, *OTHER_FILES]
-    try:
-        found = snapshot_download(model, allow_patterns=wanted)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise UnavailableError(
-            f"no tokenizer for `{model}`: no such folder, and the hub gives none ({type(error).__name__})",
-            code="tokenizer.missing",
-            hint="name the target's hub id or a folder with its tokenizer by `--model`",
-        ) from None
-    return ModelFolder(model=model, path=Path(found))
-
+from producer.model_folder import ModelFolder
+from storage.errors import UnsuitableError
 
 PROBES = ("Hello, world! ", " two  spaces\n\n\ttab", "naïve 猫 🦊 e\u0301", "<s>[INST] x <|im_end|></s>", "")
 SHORTEST_SPECIAL = 3
@@ -261,12 +185,3 @@ def _any_of(words: set[str]) -> re.Pattern[str] | None:
     """Finds any of these words, the longest that fits; None for no words."""
     longest_first = sorted(words, key=lambda word: (-len(word), word))
     return re.compile("|".join(map(re.escape, longest_first))) if words else None
-
-
-def _digest(folder: Path, patterns: Sequence[str], before: bytes = b"") -> str:
-    digest = hashlib.blake2b(before, digest_size=16)
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
-        name = file.relative_to(folder).as_posix().encode()
-        content = file.read_bytes()
-        digest.update(len(name).to_bytes(4, "little") + name + len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()

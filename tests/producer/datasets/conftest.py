@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from producer.cli import producer
-from producer.template import Template, find_model
+from producer.model_folder import find_model
+from producer.template import Template
 from storage.cli_errors import run_command
 from tests.producer.datasets.small import Cli, Ended, engine, write_model
 

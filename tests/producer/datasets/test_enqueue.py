@@ -391,6 +391,13 @@ def test_an_unknown_key_in_the_settings_file(cli: Cli) -> None:
     refused(cli("enqueue"), 2, "unknown key `max_sample` in `eyas.toml`", "did you mean `max_samples`?")
 
 
+@pytest.mark.parametrize("line", ['output_dir = ["a"]', "[max_samples]", "model = 2026-01-01", "seed = [1]"])
+def test_a_settings_value_of_another_kind_is_named(cli: Cli, line: str) -> None:
+    Path("eyas.toml").write_text(f"{line}\n")
+    key = line.strip("[]").partition(" ")[0]
+    refused(cli("enqueue"), 2, f"`{key}` in `eyas.toml` is", "a text or a number")
+
+
 def test_an_unknown_key_in_the_manifest(enqueue: Enqueue) -> None:
     sets = manifest('name = "B1"\nsource = "file:b1.jsonl"\nlanes = "short"')
     refused(enqueue("--manifest", sets), 2, "unknown key `lanes`", "did you mean `lane`?")

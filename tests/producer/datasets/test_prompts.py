@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from producer.forms import Form, Shape
+from producer.model_folder import find_model
 from producer.occurrences import RECENT, Occurrences
 from producer.prompts import BATCH, Batch, Limits, make_prompts
 from producer.sources import Row
-from producer.template import Template, find_model
+from producer.template import Template
 from storage.errors import UnavailableError, UnsuitableError
 from storage.sample import Kind, Prompt
 from storage.tokens import as_tokens, prompt_id

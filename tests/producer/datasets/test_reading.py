@@ -170,7 +170,8 @@ import os, signal, sys
 from pathlib import Path
 from tests.producer.datasets.test_reading import LIMITS, prepared, spec
 from producer.reading import read_into
-from producer.template import Template, find_model
+from producer.model_folder import find_model
+from producer.template import Template
 from storage.store import Store
 
 model, out, source, batches = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])

@@ -10,8 +10,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from producer.down import take_down
 from producer.processes import identity
+from producer.take_down import take_down
 from producer.up_state import Service
 from tests.producer.up.supervised import Supervised, pid_of, plan, service, until
 

@@ -137,3 +137,14 @@ def test_a_redis_that_is_named_but_not_there_is_an_error(machine: Machine) -> No
     assert up.returncode == 3
     assert up.stderr.startswith("error: no Redis answers at `redis://127.0.0.1:1/0`")
     assert machine.processes() == []
+
+
+def test_a_service_that_cannot_start_says_what_was_wrong_and_not_its_hint(machine: Machine) -> None:
+    machine.environment["EYAS_SPOOL_DIR"] = str(machine.folder / "file")
+    (machine.folder / "file").write_text("")
+    up = machine.up("--engine", "--no-flower", *ANY_PORT)
+    assert up.returncode == 3
+    error = up.stderr.partition("error: ")[2].partition("\n")[0]
+    assert "spool" in error
+    assert "--help" not in error
+    assert machine.processes() == []
