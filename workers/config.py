@@ -104,6 +104,8 @@ KNOWN_KEYS = frozenset(
     }
 )
 """Every key of `eyas.toml`: a flag's name with underscores."""
+LIST_KEYS = frozenset({"server_url", "capture_server_url"})
+"""Those whose flag may be given again."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -118,6 +120,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"`{path}` is not TOML: {error}", code="settings.syntax") from None
     check_keys(values, KNOWN_KEYS, where=str(path))
+    for key, value in values.items():
+        several = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if not isinstance(value, str | int | float) and not (key in LIST_KEYS and several):
+            raise UsageError(
+                f"`{key}` in `{path}` is `{value}`",
+                code="settings.value",
+                hint="give it a text or a number; only server addresses may be a list",
+            )
     return values
 
 
