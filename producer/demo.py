@@ -19,12 +19,12 @@ from types import FrameType
 
 import click
 
-from producer.bring_up import bring_up, import_path
-from producer.processes import identity
-from producer.services import Request
-from producer.take_down import take_down
+from producer.machine.bring_up import bring_up, import_path
+from producer.machine.processes import identity
+from producer.machine.services import Request
+from producer.machine.take_down import take_down
+from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
-from producer.up_state import StateFolder, UpState
 from producer.watch import follow
 from producer.words import duration
 from storage.errors import EyasError

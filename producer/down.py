@@ -2,9 +2,9 @@
 
 import click
 
-from producer.take_down import take_down
+from producer.machine.take_down import take_down
+from producer.machine.up_state import StateFolder
 from producer.talk import say
-from producer.up_state import StateFolder
 from workers.config import state_dir
 
 

@@ -1,8 +1,9 @@
 """`producer enqueue`: a manifest's prompts into the store, the run into Redis, the first window out.
 
 This file is the order of the steps and what is said of each; the steps themselves are elsewhere
-(`target.py`, `preparing.py`, `reading.py`, `queueing.py`). Everything that can be wrong is looked
-at before the first row is read. A kill between any two steps is made up for by the same command.
+(`target.py`, `queueing.py`, `datasets/preparing.py`, `datasets/reading.py`). Everything that can be
+wrong is looked at before the first row is read. A kill between any two steps is made up for by the
+same command.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from producer import options
-from producer.manifest import Dataset, Manifest, caps_of, choose, find_manifest
+from producer.datasets.manifest import Dataset, Manifest, caps_of, choose, find_manifest
 from producer.talk import is_terminal, progress, say
 from producer.words import count, size
 from storage.errors import UsageError
@@ -22,13 +23,13 @@ from storage.settings import DatasetSettings, changing_settings, write_settings
 from workers.config import Config, load_config
 
 if TYPE_CHECKING:
-    from producer.preparing import Prepared
-    from producer.prompts import Batch, Limits
+    from producer.datasets.preparing import Prepared
+    from producer.datasets.prompts import Batch, Limits
+    from producer.datasets.reading import Stored
+    from producer.datasets.template import Template
     from producer.queueing import Queue
-    from producer.reading import Stored
     from producer.servers import Servers
     from producer.target import Target
-    from producer.template import Template
     from storage.store import Store
 
 MUCH_BYTES = 2_000_000_000
@@ -81,11 +82,11 @@ def _enqueue(
     said: dict[str, Any],
 ) -> tuple["Store", list[str]]:
     """All of it; the store, and the datasets that gave no prompt."""
-    from producer.preparing import check_template, prepare
-    from producer.reading import enough
+    from producer.datasets.preparing import check_template, prepare
+    from producer.datasets.reading import enough
+    from producer.datasets.sources import find_files
     from producer.run_settings import asked_of, settings_after, settings_before
     from producer.servers import addresses, ask_servers, check_servers
-    from producer.sources import find_files
     from producer.target import find_target
     from storage.store import Store
 
@@ -139,7 +140,7 @@ def _enqueue(
 
 
 def _limits(dataset: Dataset, flags: dict[str, Any], target: "Target") -> "Limits":
-    from producer.prompts import Limits
+    from producer.datasets.prompts import Limits
 
     caps = caps_of(dataset, max_samples=flags["max_samples"], max_tokens=flags["max_tokens"])
     return Limits(
@@ -152,8 +153,8 @@ def _limits(dataset: Dataset, flags: dict[str, Any], target: "Target") -> "Limit
 
 def _read(store: "Store", one: "Prepared", template: "Template", limits: "Limits", queue: "Queue") -> None:
     """Read the dataset on, as far as its caps want."""
-    from producer.reading import read_into
-    from producer.skipped import SkippedRows
+    from producer.datasets.reading import read_into
+    from producer.datasets.skipped import SkippedRows
 
     name = one.dataset.name
     skipped = SkippedRows(name)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from producer import options
-from producer.manifest import Dataset, caps_of, choose, find_manifest
+from producer.datasets.manifest import Dataset, caps_of, choose, find_manifest
 from producer.talk import progress, say
 from storage.run import CaptureSpec, read_run
 
 if TYPE_CHECKING:
-    from producer.model_folder import ModelFolder
+    from producer.datasets.model_folder import ModelFolder
+    from producer.datasets.preparing import Prepared
+    from producer.datasets.prompts import Limits
+    from producer.datasets.template import Template
     from producer.plan_report import DatasetPlan
-    from producer.preparing import Prepared
-    from producer.prompts import Limits
-    from producer.template import Template
 
 
 @click.command("plan")
@@ -63,8 +63,8 @@ def _model(
 ) -> tuple["ModelFolder", Sequence[CaptureSpec], "Limits"]:
     """The model's folder, what may be captured of it, and what a prompt has to keep to."""
     from producer.captures import NAMES, check_capture, resolve_capture, sizes_of
-    from producer.model_folder import find_model
-    from producer.prompts import Limits
+    from producer.datasets.model_folder import find_model
+    from producer.datasets.prompts import Limits
     from producer.run_settings import settings_before
     from producer.servers import addresses, ask_servers, require_one
     from producer.target import max_input_tokens, model_name
@@ -102,8 +102,8 @@ def _plans(
 ) -> "list[DatasetPlan]":
     from dataclasses import replace
 
-    from producer.preparing import check_template, prepare
-    from producer.template import Template
+    from producer.datasets.preparing import check_template, prepare
+    from producer.datasets.template import Template
 
     prepared = [prepare(dataset) for dataset in datasets]
     template = Template(folder, trust_remote_code=flags["trust_remote_code"])
@@ -125,11 +125,11 @@ def _plans(
 def _plan(prepared: "Prepared", template: "Template", limits: "Limits") -> "DatasetPlan":
     import numpy as np
 
-    from producer.occurrences import Occurrences
+    from producer.datasets.occurrences import Occurrences
+    from producer.datasets.prompts import make_prompts
+    from producer.datasets.skipped import SkippedRows
+    from producer.datasets.sources import read_rows
     from producer.plan_report import DatasetPlan
-    from producer.prompts import make_prompts
-    from producer.skipped import SkippedRows
-    from producer.sources import read_rows
     from workers.broker.queues import Lane
     from workers.feeder.orders import lanes_of
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from producer.lanes import DatasetLane
+from producer.datasets.lanes import DatasetLane
 from producer.talk import say
 from producer.words import count
 from storage.run import StatesMode

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from producer.captures import resolve_capture, sizes_of
-from producer.model_folder import ModelFolder, find_model
+from producer.datasets.model_folder import ModelFolder, find_model
+from producer.datasets.template import Template
 from producer.servers import Servers, require_one
-from producer.template import Template
 from storage.errors import UnsuitableError
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from producer import options
-from producer.bring_up import bring_up
-from producer.services import Request
+from producer.machine.bring_up import bring_up
+from producer.machine.services import Request
+from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
-from producer.up_state import StateFolder, UpState
 from workers.broker.queues import Lane
 from workers.config import load_config, state_dir
 

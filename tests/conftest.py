@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from producer.redis_server import find_redis, free_port, redis_arguments
+from producer.machine.redis_server import find_redis, free_port, redis_arguments
 
 
 @pytest.fixture(scope="session")

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from ops.bench.report import Row, print_rows, say
-from producer.manifest import Dataset, find_manifest
-from producer.model_folder import find_model
-from producer.preparing import Prepared, prepare
-from producer.prompts import Limits
+from producer.datasets.manifest import Dataset, find_manifest
+from producer.datasets.model_folder import find_model
+from producer.datasets.preparing import Prepared, prepare
+from producer.datasets.prompts import Limits
+from producer.datasets.reading import read_into
+from producer.datasets.sources import read_rows
+from producer.datasets.template import Template
+from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from producer.queueing import Queue
-from producer.reading import read_into
-from producer.redis_server import find_redis, free_port, redis_arguments
-from producer.sources import read_rows
-from producer.template import Template
 from storage.run import RunSpec, Sampling, StatesMode
 from storage.settings import DatasetSettings, RunSettings, write_settings
 from storage.store import Store

@@ -33,7 +33,7 @@ import numpy as np
 import redis
 from httpx_aiohttp import AiohttpTransport
 
-from producer.redis_server import find_redis, free_port, redis_arguments
+from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from storage.run import Run, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
 from storage.tokens import prompt_id

@@ -4,7 +4,7 @@ They live in the package, so that `producer up` finds them in a wheel too. Chang
 needs below the import: a wider `address` only together with `basic_auth`.
 """
 
-from producer.flowerconfig import (  # noqa: F401
+from producer.machine.flowerconfig import (  # noqa: F401
     address,
     format_task,
     inspect_timeout,

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 import storage
-from tests.producer.up.supervised import until
+from tests.producer.machine.supervised import until
 from tests.system.machine import Machine, machine_in
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import storage
-from tests.producer.up.supervised import until
+from tests.producer.machine.supervised import until
 from tests.system.machine import Machine, machine_in
 from tests.system.prompts import write_prompts
 from workers.board.presence import glance

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from producer.forms import Dropped, Form, Given, Reason, Shape, Talk, find_shape, parse
+from producer.datasets.forms import Dropped, Form, Given, Reason, Shape, Talk, find_shape, parse
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "hello"}

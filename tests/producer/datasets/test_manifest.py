@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from producer.forms import Form
-from producer.lanes import DatasetLane
-from producer.manifest import BUNDLED, caps_of, choose, find_manifest, read_manifest
+from producer.datasets.forms import Form
+from producer.datasets.lanes import DatasetLane
+from producer.datasets.manifest import BUNDLED, caps_of, choose, find_manifest, read_manifest
 from storage.errors import UsageError
 
 

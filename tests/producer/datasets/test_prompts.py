@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from producer.forms import Form, Shape
-from producer.model_folder import find_model
-from producer.occurrences import RECENT, Occurrences
-from producer.prompts import BATCH, Batch, Limits, make_prompts
-from producer.sources import Row
-from producer.template import Template
+from producer.datasets.forms import Form, Shape
+from producer.datasets.model_folder import find_model
+from producer.datasets.occurrences import RECENT, Occurrences
+from producer.datasets.prompts import BATCH, Batch, Limits, make_prompts
+from producer.datasets.sources import Row
+from producer.datasets.template import Template
 from storage.errors import UnavailableError, UnsuitableError
 from storage.sample import Kind, Prompt
 from storage.tokens import as_tokens, prompt_id
-from tests.producer.datasets.small import CHAT_TEMPLATE, write_model
+from tests.producer.small import CHAT_TEMPLATE, write_model
 
 TEXT = Shape(form=Form.TEXT, column="prompt")
 TALK = Shape(form=Form.MESSAGES, column="messages")

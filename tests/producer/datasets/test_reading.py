@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from producer.manifest import find_manifest
-from producer.preparing import Prepared, prepare
-from producer.prompts import Limits
-from producer.reading import Stored, enough, read_into
-from producer.template import Template
+from producer.datasets.manifest import find_manifest
+from producer.datasets.preparing import Prepared, prepare
+from producer.datasets.prompts import Limits
+from producer.datasets.reading import Stored, enough, read_into
+from producer.datasets.template import Template
 from storage.errors import UnsuitableError, UsageError
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
 from storage.sample import Finish
 from storage.store import Store
-from tests.producer.datasets.small import write_lines
+from tests.producer.small import write_lines
 
 LIMITS = Limits(vocab_size=320, max_input_tokens=512)
 
@@ -169,9 +169,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.producer.datasets.test_reading import LIMITS, prepared, spec
-from producer.reading import read_into
-from producer.model_folder import find_model
-from producer.template import Template
+from producer.datasets.reading import read_into
+from producer.datasets.model_folder import find_model
+from producer.datasets.template import Template
 from storage.store import Store
 
 model, out, source, batches = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])

@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from producer.sources import find_files, read_rows, source_digest
+from producer.datasets.sources import find_files, read_rows, source_digest
 from storage.errors import UsageError
-from tests.producer.datasets.small import write_lines
+from tests.producer.small import write_lines
 
 ROWS = [{"prompt": f"row {n}", "mixed": n if n % 2 else str(n)} for n in range(2500)]
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 from broker_stage import Stage, staged, until
 
-from producer.redis_server import find_redis, free_port, redis_arguments
+from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from workers.broker.messages import Responded
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
-from producer.processes import MARK, send
-from producer.services import Request, make_plan
-from producer.take_down import clean_up, take_down
+from producer.machine.processes import MARK, send
+from producer.machine.services import Request, make_plan
+from producer.machine.take_down import clean_up, take_down
+from producer.machine.up_state import Plan, ServiceReport, StateFolder, UpState
 from producer.talk import say
-from producer.up_state import Plan, ServiceReport, StateFolder, UpState
 from storage.errors import UnavailableError
 from workers.config import Config
 
@@ -77,7 +77,7 @@ def _begin(plan: Plan, folder: StateFolder, environment: Mapping[str, str]) -> U
     folder.write_plan(plan)
     with folder.log("supervisor").open("ab", buffering=0) as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "producer.supervisor", str(folder.path)],
+            [sys.executable, "-m", "producer.machine.supervisor", str(folder.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -146,7 +146,9 @@ def _failed(name: str, report: ServiceReport) -> UnavailableError:
         lines = Path(report.log).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    last = f": {lines[-1].strip()}" if lines else ""
+    # a command of ours ends with its hint; what was wrong is the line before that
+    errors = [line for line in lines if line.startswith("error: ")]
+    last = f": {(errors or lines)[-1].removeprefix('error: ').strip()}" if lines else ""
     return UnavailableError(f"{name} {report.said}{last}", code="up.failed", hint=f"less {report.log}")
 
 
@@ -182,6 +184,6 @@ def _environment(
 
 def import_path(environ: Mapping[str, str]) -> str:
     """A PYTHONPATH under which a process finds this very Eyas from any folder, installed or not."""
-    root = str(Path(__file__).absolute().parent.parent)
+    root = str(Path(__file__).absolute().parents[2])
     others = (str(Path(p).absolute()) for p in environ.get("PYTHONPATH", "").split(os.pathsep) if p)
     return os.pathsep.join(dict.fromkeys([root, *others]))

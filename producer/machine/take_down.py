@@ -3,9 +3,9 @@
 import signal
 import time
 
-from producer.processes import end_all, send
+from producer.machine.processes import end_all, send
+from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
-from producer.up_state import StateFolder, UpState
 from storage.errors import UnavailableError
 
 LOOK_S = 0.05

@@ -16,9 +16,9 @@ from producer.captures import ModelSizes, resolve_capture
 from producer.cli import COMMANDS
 from storage.cli_errors import run_command
 from storage.errors import UnsuitableError, UsageError
-from tests.producer.datasets.small import Cli, write_lines
+from tests.producer.small import Cli, write_lines
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_lists_every_command(cli: Cli) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from producer.forms import Form
-from producer.lanes import DatasetLane
+from producer.datasets.forms import Form
+from producer.datasets.lanes import DatasetLane
 from storage.errors import UsageError
 from storage.files import checked_name
 from storage.settings import DatasetSettings
@@ -20,7 +20,7 @@ from storage.suggest import did_you_mean
 from workers.config import check_keys
 
 DEFAULT_MANIFEST = Path("datasets.toml")
-BUNDLED = Path(__file__).parent / "data" / "datasets.toml"
+BUNDLED = Path(__file__).parents[1] / "data" / "datasets.toml"
 """The manifest of the prompts that come with this distribution."""
 ALL = "all"
 

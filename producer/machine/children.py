@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from producer.processes import kill_group
-from producer.up_state import Service, ServiceReport
+from producer.machine.processes import kill_group
+from producer.machine.up_state import Service, ServiceReport
 
 LOG_BYTES = 20_000_000
 """A log past this is set aside as `.1` when its service starts."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.producer.up.supervised import Supervised
+from tests.producer.machine.supervised import Supervised
 
 
 @pytest.fixture

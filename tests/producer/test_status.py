@@ -10,8 +10,8 @@ from pathlib import Path
 
 import redis
 
-from tests.producer.up.stored import DATASET, board, small_store
-from tests.producer.up.supervised import until
+from tests.producer.machine.supervised import until
+from tests.producer.stored import DATASET, board, small_store
 from workers.board.board import SinkBoard, write_board
 from workers.runs import claim
 
@@ -31,7 +31,7 @@ def producer(*arguments: str, cwd: Path, **variables: str) -> "subprocess.Comple
 
 
 def environment(folder: Path) -> dict[str, str]:
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": root, "EYAS_STATE_DIR": str(folder / "state")}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from producer.redis_server import free_port
+from producer.machine.redis_server import free_port
 
 CHAT_TEMPLATE = (
     "<s>{% for m in messages %}"

@@ -8,10 +8,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from producer.cli import producer
-from producer.model_folder import find_model
-from producer.template import Template
+from producer.datasets.model_folder import find_model
+from producer.datasets.template import Template
 from storage.cli_errors import run_command
-from tests.producer.datasets.small import Cli, Ended, engine, write_model
+from tests.producer.small import Cli, Ended, engine, write_model
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from producer.occurrences import Occurrences
-from producer.preparing import Prepared
-from producer.prompts import Batch, Limits, make_prompts
-from producer.sources import read_rows
-from producer.template import Template
+from producer.datasets.occurrences import Occurrences
+from producer.datasets.preparing import Prepared
+from producer.datasets.prompts import Batch, Limits, make_prompts
+from producer.datasets.sources import read_rows
+from producer.datasets.template import Template
 from storage.sample import Prompt
 from storage.store import Store
 from workers.feeder.orders import given_response

@@ -6,7 +6,7 @@ Each look takes a second at most and says yes or no; how often to look is the su
 import http.client
 from urllib.parse import urlsplit
 
-from producer.up_state import Service
+from producer.machine.up_state import Service
 
 LOOK_S = 1.0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from producer.processes import MARK
-from producer.redis_server import free_port
-from producer.up_state import Plan, Service, StateFolder, UpState
+from producer.machine.processes import MARK
+from producer.machine.redis_server import free_port
+from producer.machine.up_state import Plan, Service, StateFolder, UpState
 
 SERVER = """
 import http.server, os, signal, subprocess, sys
@@ -80,7 +80,7 @@ class Supervised:
         self.folder.write_plan(plan(self.folder, *services, owner=owner))
         with self.folder.log("supervisor").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "producer.supervisor", str(self.folder.path)],
+                [sys.executable, "-m", "producer.machine.supervisor", str(self.folder.path)],
                 env={**os.environ, MARK: self.token},
                 stderr=log,
                 start_new_session=True,

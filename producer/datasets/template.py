@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from producer.model_folder import ModelFolder
+from producer.datasets.model_folder import ModelFolder
 from storage.errors import UnsuitableError
 
 PROBES = ("Hello, world! ", " two  spaces\n\n\ttab", "naïve 猫 🦊 e\u0301", "<s>[INST] x <|im_end|></s>", "")

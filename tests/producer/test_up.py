@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.producer.up.supervised import until
+from tests.producer.machine.supervised import until
 from tests.system.machine import Machine, machine_in
 
 ANY_PORT = ("--flower-port", "0", "--engine-port", "0")

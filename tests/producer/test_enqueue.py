@@ -12,11 +12,11 @@ import pytest
 import redis
 from transformers import AutoTokenizer
 
-from producer.redis_server import free_port
+from producer.machine.redis_server import free_port
 from storage.run import read_run
 from storage.settings import read_settings
 from storage.store import Store
-from tests.producer.datasets.small import Cli, Ended, write_lines, write_model
+from tests.producer.small import Cli, Ended, write_lines, write_model
 
 Enqueue = Callable[..., Ended]
 
@@ -145,7 +145,7 @@ def test_two_that_enqueue_other_datasets_at_once_are_both_wanted(
     sets = manifest(*(f'name = "{name}"\nsource = "file:b1.jsonl"' for name in names))
     command = [sys.executable, "-m", "producer.cli", "enqueue", "--manifest", sets, "--output-dir", "out"]
     command += ["--redis-url", redis_url, "--server-url", server]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     started = [
         subprocess.Popen([*command, "--partition", name], env=environ, stdin=subprocess.DEVNULL)
         for name in names
@@ -204,7 +204,7 @@ def test_the_first_words_come_within_a_second_into_a_file(tmp_path: Path) -> Non
         process = subprocess.Popen(
             [sys.executable, "-m", "producer.cli", "enqueue", "--redis-url", "redis://10.255.255.1:1/0"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdout=output,
             stderr=output,
         )

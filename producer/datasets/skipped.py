@@ -5,7 +5,7 @@ File and line, never the row's text.
 
 from collections.abc import Iterable
 
-from producer.prompts import Skipped
+from producer.datasets.prompts import Skipped
 from producer.talk import say
 
 SHOWN = 3

@@ -9,7 +9,7 @@ is `unknown`, of the turn to come.
 
 from typing import Any
 
-from producer.template import Encoded, Template, TemplateRefusedError
+from producer.datasets.template import Encoded, Template, TemplateRefusedError
 from storage.sample import Kind, Span
 
 KINDS = {

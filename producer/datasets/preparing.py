@@ -10,11 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from producer.forms import COLUMNS, Form, Shape, find_shape
-from producer.lanes import DatasetLane
-from producer.manifest import Dataset
-from producer.sources import find_files, read_rows, source_digest
-from producer.template import Template
+from producer.datasets.forms import COLUMNS, Form, Shape, find_shape
+from producer.datasets.lanes import DatasetLane
+from producer.datasets.manifest import Dataset
+from producer.datasets.sources import find_files, read_rows, source_digest
+from producer.datasets.template import Template
 from storage.errors import UnsuitableError, UsageError
 from storage.run import DatasetSpec
 

@@ -1,7 +1,7 @@
 """Flower's settings for Eyas: columns a person can read, bounded memory, loopback only.
 
 A configuration file of Flower's, not a module of ours: `celery -A workers flower
---conf=producer/flowerconfig.py`. `producer up` passes it with a port. Flags of the command line win.
+--conf=producer/machine/flowerconfig.py`. `producer up` passes it with a port. Flags of the command line win.
 """
 
 from typing import Any

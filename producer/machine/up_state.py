@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from producer.processes import Identity, is_alive
+from producer.machine.processes import Identity, is_alive
 
 Check = Literal["redis", "celery", "http"]
 Phase = Literal["starting", "up", "stopping", "failed"]

@@ -11,7 +11,7 @@ import pytest
 from producer.talk import line
 from producer.words import big, count, duration, size
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 WORK = """
 from producer.talk import progress
 with progress("tokenize", total=3, dataset="B1") as bar:

@@ -10,10 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from producer.processes import identity
-from producer.take_down import take_down
-from producer.up_state import Service
-from tests.producer.up.supervised import Supervised, pid_of, plan, service, until
+from producer.machine.processes import identity
+from producer.machine.take_down import take_down
+from producer.machine.up_state import Service
+from tests.producer.machine.supervised import Supervised, pid_of, plan, service, until
 
 
 def test_a_service_starts_only_after_those_it_needs_are_ready(supervised: Supervised) -> None:
@@ -181,7 +181,7 @@ def test_a_second_supervisor_gives_way(supervised: Supervised) -> None:
     supervised.start(service("one"))
     until(supervised.is_up)
     second = subprocess.run(
-        [sys.executable, "-m", "producer.supervisor", str(supervised.folder.path)],
+        [sys.executable, "-m", "producer.machine.supervisor", str(supervised.folder.path)],
         env={**os.environ, "EYAS_UP": "other"},
         stderr=subprocess.PIPE,
         text=True,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.producer.datasets.small import Cli, write_lines, write_model
+from tests.producer.small import Cli, write_lines, write_model
 
 
 def test_counts_are_those_of_the_rows_and_bytes_follow_the_capture(

@@ -1,8 +1,8 @@
 """The process behind `producer up`: starts what the plan names, restarts what dies, stops all when told.
 
-`python -m producer.supervisor FOLDER`, in a session of its own, so that no terminal takes it along. It
-decides nothing about what runs (`services.py` does) and prints nothing but its log. SIGTERM: stop
-everything. SIGUSR1: the plan has more services, start them.
+`python -m producer.machine.supervisor FOLDER`, in a session of its own, so that no terminal takes it
+along. It decides nothing about what runs (`services.py` does) and prints nothing but its log. SIGTERM:
+stop everything. SIGUSR1: the plan has more services, start them.
 """
 
 import os
@@ -17,10 +17,10 @@ from shutil import rmtree
 from socket import gethostname
 from types import FrameType
 
-from producer.children import Child, ended, how_it_ended, start
-from producer.processes import MARK, identity, is_alive, kill_group, marked, send
-from producer.ready import is_ready
-from producer.up_state import Plan, ServiceReport, StateFolder, UpState
+from producer.machine.children import Child, ended, how_it_ended, start
+from producer.machine.processes import MARK, identity, is_alive, kill_group, marked, send
+from producer.machine.ready import is_ready
+from producer.machine.up_state import Plan, ServiceReport, StateFolder, UpState
 
 TICK_S = 0.25
 """Between two looks at what is not ready yet."""

@@ -11,11 +11,11 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from producer.forms import Dropped, Given, Reason, Shape, Talk, parse
-from producer.occurrences import Occurrences
-from producer.sources import Row
-from producer.spans import message_ends, one_turn_spans, prompt_spans, tokens_before
-from producer.template import Template, TemplateRefusedError
+from producer.datasets.forms import Dropped, Given, Reason, Shape, Talk, parse
+from producer.datasets.occurrences import Occurrences
+from producer.datasets.sources import Row
+from producer.datasets.spans import message_ends, one_turn_spans, prompt_spans, tokens_before
+from producer.datasets.template import Template, TemplateRefusedError
 from storage.sample import Kind, Prompt, Span
 from storage.tokens import Tokens, as_tokens
 

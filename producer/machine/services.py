@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_urlsafe
 
-import producer.flowerconfig
-from producer.processes import Identity
-from producer.redis_server import find_redis, free_port, redis_arguments
-from producer.up_state import Plan, Service, StateFolder
+import producer.machine.flowerconfig
+from producer.machine.processes import Identity
+from producer.machine.redis_server import find_redis, free_port, redis_arguments
+from producer.machine.up_state import Plan, Service, StateFolder
 from workers.broker.queues import SINK, Lane
 
 
@@ -137,7 +137,7 @@ def _lanes(request: Request, redis_url: str) -> Iterator[Service]:
 def _flower(request: Request) -> Service:
     port = _port(request.flower_port)
     url = f"http://127.0.0.1:{port}"
-    settings = str(producer.flowerconfig.__file__)
+    settings = str(producer.machine.flowerconfig.__file__)
     return Service(
         name="flower",
         arguments=_celery("flower", f"--conf={settings}", "--address=127.0.0.1", f"--port={port}"),

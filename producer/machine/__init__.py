@@ -1,0 +1,1 @@
+"""What runs on this machine: the processes of `producer up`, started, supervised, taken down."""
