@@ -47,19 +47,32 @@ def ping_or_explain(url: str) -> redis.Redis:
             code="redis.url",
             hint="set EYAS_REDIS_URL to something like redis://127.0.0.1:6379/0",
         ) from None
-    except redis.AuthenticationError as error:
-        raise UnavailableError(
-            f"Redis at `{where}` refuses the password: {error}",
-            code="redis.password",
-            hint="set EYAS_REDIS_URL=redis://:PASSWORD@HOST:PORT/0",
-        ) from None
     except (redis.RedisError, OSError) as error:
-        raise UnavailableError(
-            f"no Redis answers at `{where}`: {error}",
-            code="redis.away",
-            hint="start one with `producer up`, or set EYAS_REDIS_URL to one that runs",
-        ) from None
+        raise explained(error, url) from None
     return client
+
+
+def explained(error: Exception, url: str) -> UnavailableError:
+    """What an error of Redis or of the way to it means to the person at the command line."""
+    where = without_password(url)
+    match error:
+        case redis.AuthenticationError():
+            return UnavailableError(
+                f"Redis at `{where}` refuses the password: {error}",
+                code="redis.password",
+                hint="set EYAS_REDIS_URL=redis://:PASSWORD@HOST:PORT/0",
+            )
+        case redis.ResponseError():
+            return UnavailableError(
+                f"Redis at `{where}` refuses what Eyas writes: {error}",
+                code="redis.refuses",
+                hint="set EYAS_REDIS_URL to a primary with memory left, then run this again",
+            )
+    return UnavailableError(
+        f"no Redis answers at `{where}`: {error}",
+        code="redis.away",
+        hint="start one with `producer up`, or set EYAS_REDIS_URL to one that runs",
+    )
 
 
 def without_password(url: str) -> str:

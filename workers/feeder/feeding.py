@@ -17,7 +17,7 @@ from redis import Redis, RedisError
 from storage.errors import EyasError
 from storage.store import Store
 from workers.board.processes import anyone_listening
-from workers.broker.connection import connect, ping_or_explain
+from workers.broker.connection import connect, explained, ping_or_explain
 from workers.broker.messages import Message
 from workers.config import Config
 from workers.feeder.feeder import Feeder
@@ -97,9 +97,18 @@ def feed_first_window(
     """Publish until the window is full or nothing is missing, unless somebody else feeds already.
 
     `on_progress` is told how many orders were published so far. Raises `UnavailableError` when
-    Redis is away and `UnsuitableError` when it carries another run.
+    Redis is away or goes, and `UnsuitableError` when it carries another run.
     """
     redis = ping_or_explain(config.redis_url)
+    try:
+        return _feed_first_window(config, store, redis, on_progress)
+    except (RedisError, OSError) as error:
+        raise explained(error, config.redis_url) from None
+
+
+def _feed_first_window(
+    config: Config, store: Store, redis: Redis, on_progress: Callable[[int], None]
+) -> FirstWindow:
     role = Role(redis, _own_name())
     if not _take(role, redis):
         wake_feeder(redis)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from storage.errors import UnavailableError
 from storage.run import StatesMode
 from storage.settings import DatasetSettings, write_settings
 from storage.store import Store
@@ -67,6 +68,17 @@ def test_enqueue_leaves_feeding_to_a_sink_that_does(machine: Machine, store: Sto
         window = feed_first_window(machine.app.config, store)
     assert window.holder == role.holder
     assert machine.client.llen("short") == 0
+
+
+def test_a_redis_that_takes_no_writes_is_explained_to_enqueue(machine: Machine, store: Store) -> None:
+    machine.client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(UnavailableError) as caught:
+            feed_first_window(machine.app.config, store)
+    finally:
+        machine.client.config_set("min-replicas-to-write", 0)
+    assert caught.value.code == "redis.refuses"
+    assert "NOREPLICAS" in caught.value.message
 
 
 def test_enqueue_waits_out_the_lease_of_one_that_was_killed(machine: Machine, store: Store) -> None:
