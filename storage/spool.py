@@ -87,7 +87,15 @@ class Spool:
         Raises `FullError` when the spool would pass its limit or the disk is full.
         """
         checked_name(name, "spool file")
-        if self.used_bytes() + file_bytes(shape) > self.max_bytes:
+        size_bytes = file_bytes(shape)
+        if size_bytes > self.max_bytes:
+            raise FullError(
+                f"a sample of `{size_bytes}` bytes never fits in the spool `{self.folder}` of "
+                f"`{self.max_bytes}`",
+                code="spool.full",
+                hint=f"raise EYAS_SPOOL_MAX_GB above `{size_bytes / 1e9:g}`",
+            )
+        if self.used_bytes() + size_bytes > self.max_bytes:
             raise FullError(
                 f"the spool `{self.folder}` holds its limit of `{self.max_bytes}` bytes",
                 code="spool.full",

@@ -7,7 +7,7 @@ source's size. Each row that gives no prompt is counted under its reason.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,6 +24,9 @@ BATCH = 2048
 FEW = 64
 """Rows parsed at least, however few are wanted: some may be ineligible. Twice as many each time none
 of them gave a prompt: a source may begin with a million of these, and each batch is a commit."""
+IDS = 4_000_000
+"""Token ids of a batch, its last row's beside: a tokenized row may hold a hundred thousand of them, and
+Python's integers take 36 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def make_prompts(
     while (wanted is None or wanted > 0) and (room is None or room > 0):
         # Rows past the cap would be tokenized for nothing, single rows at a time are slow.
         size = BATCH if wanted is None else min(BATCH, max(few, wanted))
-        chunk = list(islice(source, size))
+        chunk, at_end = _chunk(source, size, shape.column)
         prompts: list[Prompt] = []
         dropped: Counter[str] = Counter()
         skipped = []
@@ -112,12 +115,25 @@ def make_prompts(
                 break
         wanted = None if wanted is None else wanted - len(prompts)
         few = FEW if prompts else 2 * few
-        complete = len(chunk) < size and not capped
+        complete = at_end and not capped
         yield Batch(
             prompts=prompts, next_row=next_row, complete=complete, dropped=dict(dropped), skipped=skipped
         )
         if complete:
             return
+
+
+def _chunk(source: Iterator[Row], size: int, column: str) -> tuple[list[Row], bool]:
+    """The next rows, `size` of them or such that hold `IDS`; and whether there are no more."""
+    chunk: list[Row] = []
+    ids = 0
+    for row in source:
+        chunk.append(row)
+        value = row.value.get(column) if isinstance(row.value, Mapping) else None
+        ids += len(value) if isinstance(value, list) else 0
+        if len(chunk) == size or ids >= IDS:
+            return chunk, False
+    return chunk, True
 
 
 _Made = tuple[Tokens, tuple[Span, ...], int | None]

@@ -211,3 +211,10 @@ def test_the_spool_needs_nothing_but_numpy():
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_tensor_that_can_never_fit_is_said_to_be_one(tmp_path: Path):
+    spool = Spool(tmp_path / "small", "node1", 1000)
+    with pytest.raises(FullError, match="never fits") as caught:
+        spool.writer("a", (10, 10, 10))
+    assert caught.value.hint == "raise EYAS_SPOOL_MAX_GB above `2.512e-06`"

@@ -215,6 +215,12 @@ def test_the_last_batch_says_that_the_source_is_at_its_end(template: Template) -
     assert [b.complete for b in batches(template, TEXT, [])] == [True]
 
 
+def test_rows_of_very_many_ids_come_in_smaller_batches(template: Template) -> None:
+    rows = [{"input_ids": [1] * 1_500_000}] * 4
+    made = batches(template, IDS, rows, replace(LIMITS, max_input_tokens=2_000_000))
+    assert [(len(b.prompts), b.next_row, b.complete) for b in made] == [(3, 3, False), (1, 4, True)]
+
+
 def test_occurrences_go_on_from_what_is_stored() -> None:
     first, other = as_tokens([1, 2]), as_tokens([3])
     stored = [prompt_id("B1", first, occurrence=n) for n in range(3)] + [prompt_id("B1", other)]

@@ -109,6 +109,14 @@ def test_globs_take_their_files_in_the_order_of_their_names(tmp_path: Path) -> N
     assert values(odd) == ROWS[:1]
 
 
+def test_a_folder_may_be_called_like_a_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "run [1]"
+    folder.mkdir()
+    write_lines(folder / "a.jsonl", [{"n": 1}])
+    assert find_files("file:*.jsonl", folder) == (folder / "a.jsonl",)
+    assert find_files(f"file:{tmp_path}/*/*.jsonl", folder) == (folder / "a.jsonl",)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"gone.jsonl` is not there"):
         find_files("file:gone.jsonl", tmp_path)
