@@ -17,7 +17,7 @@ from producer.words import count
 from storage.run import StatesMode
 from storage.settings import RunSettings
 from workers.board.processes import anyone_listening
-from workers.broker.connection import ping_or_explain
+from workers.broker.connection import explaining, ping_or_explain
 from workers.config import Config
 from workers.feeder.wake import wake_feeder
 from workers.runs import RunView, check_free, claim, publish_view
@@ -41,15 +41,18 @@ class Queue:
 
     def check_free(self, output: Path) -> None:
         """Raises `UnsuitableError` when this Redis carries another run that is not finished."""
-        check_free(self._redis, output)
+        with explaining(self.url):
+            check_free(self._redis, output)
 
     def claim(self, store: "Store", settings: RunSettings) -> None:
         """Make this Redis carry the run and let every process see what is wanted.
 
         Raises `UnsuitableError` when it carries another that is not finished.
         """
-        claim(self._redis, store.run, store.path)
-        publish_view(self._redis, RunView(run=store.run, settings=settings, output_dir=str(store.path)))
+        view = RunView(run=store.run, settings=settings, output_dir=str(store.path))
+        with explaining(self.url):
+            claim(self._redis, store.run, store.path)
+            publish_view(self._redis, view)
 
     def feed(self, store: "Store", settings: RunSettings) -> int:
         """Put the first window out, unless a sink feeds already, and say what is left to do.

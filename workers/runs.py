@@ -140,6 +140,12 @@ def _claim(redis: Redis, run: Run, output_dir: str | Path, when: str) -> dict[st
 
 
 def _other_run(held: Mapping[str, Any], output_dir: str | Path) -> UnsuitableError:
+    if held["output_dir"] == str(output_dir):
+        return UnsuitableError(
+            f"this Redis carries an unfinished run that is not in its folder `{output_dir}` any more",
+            code="redis.other_run",
+            hint="put that folder back; or begin anew with an empty Redis (`FLUSHDB`) or database (…/1)",
+        )
     return UnsuitableError(
         f"this Redis carries the run of `{held['output_dir']}`, not that of `{output_dir}`",
         code="redis.other_run",

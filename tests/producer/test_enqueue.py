@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -327,6 +328,29 @@ def test_a_redis_that_carries_another_unfinished_run(enqueue: Enqueue) -> None:
     assert enqueue("--manifest", source).status == 0
     refused(enqueue("--manifest", source, "--output-dir", "other"), 3, "carries the run of", "EYAS_REDIS_URL")
     assert not Path("other").exists()  # or its flags of now would be another run's later
+
+
+def test_a_redis_that_carries_a_run_whose_folder_was_deleted(enqueue: Enqueue) -> None:
+    source = write_lines(Path("b1.jsonl"), rows(3))
+    assert enqueue("--manifest", source).status == 0
+    shutil.rmtree("out")
+    refused(enqueue("--manifest", source), 3, "not in its folder", "put that folder back")
+    assert not Path("out").exists()
+
+
+def test_a_redis_without_memory_is_named_and_the_same_command_goes_on_later(
+    enqueue: Enqueue, redis_url: str
+) -> None:
+    source = write_lines(Path("b1.jsonl"), rows(3))
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.config_get("maxmemory")["maxmemory"]
+        client.config_set("maxmemory", "1")
+        try:
+            refused(enqueue("--manifest", source), 3, "refuses what Eyas writes", "memory left")
+        finally:
+            client.config_set("maxmemory", before)
+        assert enqueue("--manifest", source).status == 0
+        assert client.hlen("eyas:window") == 3
 
 
 def test_a_folder_that_cannot_be_written(enqueue: Enqueue) -> None:

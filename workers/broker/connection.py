@@ -3,6 +3,8 @@
 Celery opens its own connections from the same URL (`celeryconfig.py`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import redis
@@ -73,6 +75,15 @@ def explained(error: Exception, url: str) -> UnavailableError:
         code="redis.away",
         hint="start one with `producer up`, or set EYAS_REDIS_URL to one that runs",
     )
+
+
+@contextmanager
+def explaining(url: str) -> Iterator[None]:
+    """What Redis refuses meanwhile is raised as `explained` says it."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise explained(error, url) from None
 
 
 def without_password(url: str) -> str:
