@@ -57,20 +57,23 @@ def look(redis_url: str, output_dir: Path | None) -> Report:
                 redis_answers=True,
                 notes=(*seen.board.notes, *_notes(seen, seen.board)),
             )
-        board = _from_store(output_dir or Path(carried.output_dir))
+        board = _from_store(output_dir or Path(carried.output_dir), "Redis carries the one that was there")
         return Report(board=board, source="store", redis_answers=True, notes=tuple(_notes(seen, board)))
-    board = _from_store(output_dir or Path(DEFAULT_OUTPUT_DIR))
     where = without_password(redis_url)
     if seen is None:
+        has = f"no Redis answers at `{where}`"
         note = f"Redis at {where} does not answer; these figures are the store's alone"
     elif carried is None:
+        has = "Redis carries none"
         note = f"Redis at {where} carries no run; `producer enqueue` goes on with this one"
     else:
+        has = f"Redis carries that of `{carried.output_dir}`"
         note = f"Redis at {where} carries the run of {carried.output_dir}, not this one"
+    board = _from_store(output_dir or Path(DEFAULT_OUTPUT_DIR), has)
     return Report(board=board, source="store", redis_answers=seen is not None, notes=(note,))
 
 
-def _from_store(output_dir: Path) -> Board:
+def _from_store(output_dir: Path, has: str) -> Board:
     from producer.store_board import store_board
 
     try:
@@ -79,7 +82,7 @@ def _from_store(output_dir: Path) -> Board:
         if error.code != "run.missing":
             raise
         raise UnavailableError(
-            f"there is no run in `{output_dir}`, and Redis carries none",
+            f"there is no run in `{output_dir}`, and {has}",
             code="run.missing",
             hint="begin one with `producer enqueue`, or name its folder with `--output-dir`",
         ) from None

@@ -16,6 +16,7 @@ from storage.errors import UnsuitableError
 from storage.run import Run, RunSpec, read_run
 from storage.settings import RunSettings
 from workers.broker.keys import BOARD, RUN, SETTINGS, WINDOW
+from workers.config import state_dir
 
 CLAIM = """
 local held = redis.call('GET', KEYS[1])
@@ -144,7 +145,9 @@ def _other_run(held: Mapping[str, Any], output_dir: str | Path) -> UnsuitableErr
         return UnsuitableError(
             f"this Redis carries an unfinished run that is not in its folder `{output_dir}` any more",
             code="redis.other_run",
-            hint="put that folder back; or begin anew with an empty Redis (`FLUSHDB`) or database (…/1)",
+            # a sink that still runs would give an emptied Redis the old run again
+            hint="put that folder back; or begin anew: `producer down`, then "
+            f"`rm -r '{state_dir() / 'redis'}'` (a Redis of your own: `FLUSHDB`), then `producer up`",
         )
     return UnsuitableError(
         f"this Redis carries the run of `{held['output_dir']}`, not that of `{output_dir}`",

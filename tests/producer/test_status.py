@@ -140,6 +140,18 @@ def test_with_neither_redis_nor_store_the_error_says_what_to_type(tmp_path: Path
     assert "\n\nhint: begin one with `producer enqueue`" in said.stderr
 
 
+def test_a_folder_without_a_run_is_told_apart_from_a_redis_without_one(
+    tmp_path: Path, redis_url: str
+) -> None:
+    store = small_store(tmp_path / "out")
+    command = ("status", "--redis-url", redis_url, "--output-dir", "nothing")
+    assert "and Redis carries none" in producer(*command, cwd=tmp_path).stderr
+    carry(redis_url, store)
+    assert f"and Redis carries that of `{store.path}`" in producer(*command, cwd=tmp_path).stderr
+    away = producer("status", "--redis-url", NOBODY, cwd=tmp_path)
+    assert f"and no Redis answers at `{NOBODY}`" in away.stderr
+
+
 def test_another_run_in_redis_is_not_taken_for_this_one(tmp_path: Path, redis_url: str) -> None:
     carry(redis_url, small_store(tmp_path / "theirs"))
     small_store(tmp_path / "ours", responses=1, failures=0)
