@@ -116,7 +116,8 @@ class SpoolReader:
         try:
             handle = os.open(folder / ref.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            raise self._lost(error.strerror or "cannot be opened") from None
+            code = "spool.missing" if isinstance(error, FileNotFoundError) else "spool.lost"
+            raise self._lost(error.strerror or "cannot be opened", code) from None
         self._file = os.fdopen(handle, "rb", buffering=0)
         try:
             if os.fstat(handle).st_size != file_bytes(ref.shape):
@@ -147,8 +148,8 @@ class SpoolReader:
         if self._left or self._crc32 != self._ref.crc32:
             raise self._lost("does not match its checksum")
 
-    def _lost(self, why: str) -> SpoolLostError:
-        return SpoolLostError(f"spool file `{self._ref.name}` {why}", code="spool.lost")
+    def _lost(self, why: str, code: str = "spool.lost") -> SpoolLostError:
+        return SpoolLostError(f"spool file `{self._ref.name}`: {why}", code=code)
 
     def __enter__(self) -> "SpoolReader":
         return self

@@ -41,7 +41,8 @@ from workers.sglang.decoding import DecodePool
 from workers.sglang.execute import execute
 from workers.sglang.facts import ServerFacts
 from workers.sglang.servers import ServerPool
-from workers.sglang.suitability import needs_of
+from workers.sglang.spool_probe import probe_spool
+from workers.sglang.suitability import Needs, needs_of
 
 logger = logging.getLogger(__name__)
 
@@ -144,15 +145,16 @@ class Lane:
 
     async def _open(self) -> tuple[SGLangClient, ServerPool, DecodePool]:
         client = SGLangClient(self.config.server_api_key)
-        return client, ServerPool(client, on_facts=self._put_facts), DecodePool(self._spool)
+        return client, ServerPool(client, on_connect=self._on_connect), DecodePool(self._spool)
 
     async def _close(self) -> None:
         await self._servers.close()
         await self._decoders.close()
         await self._client.close()
 
-    async def _put_facts(self, facts: ServerFacts) -> None:
-        """Awaited before the server's first call. The pulse tells Redis again if that fails."""
+    async def _on_connect(self, url: str, facts: ServerFacts, needs: Needs) -> None:
+        """Awaited before the server's first call. The pulse tells Redis its facts again if that fails."""
+        await probe_spool(self._client, url, facts, needs.capture, self._spool)
         with contextlib.suppress(RedisError, OSError):
             await asyncio.to_thread(self._tell_facts, facts)
 

@@ -22,6 +22,7 @@ from workers.sglang.outcomes import (
     outcome,
 )
 from workers.sglang.reply import printable
+from workers.sglang.spool_probe import other_spool
 
 SAID_CHARACTERS = 500
 """Longest message of a dead letter."""
@@ -45,6 +46,10 @@ async def execute(order: Generate | Capture, url: str, context: Context) -> Resu
                 case Capture():
                     return await capture_once(order, url, context)
         except SpoolLostError as lost:
+            if lost.code == "spool.missing":
+                # Wiped, or never there: nothing is wrong with the sample, and connecting again tells which.
+                away = other_spool(url, context.spool, lost)
+                raise ServerAwayError(away.message, code=away.code, hint=away.hint) from None
             error = CallError(lost.message, code="states.lost")
         except CallError as failed:
             error = failed

@@ -65,12 +65,14 @@ class ServerPool:
         self,
         client: SGLangClient,
         *,
-        on_facts: Callable[[ServerFacts], Awaitable[None]] | None = None,
+        on_connect: Callable[[str, ServerFacts, Needs], Awaitable[None]] | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """`on_facts` is awaited with a server's facts before its first call; while it fails, none is made."""
+        """`on_connect` is awaited with address, facts and needs before a server's first call; while it
+        fails, none is made.
+        """
         self._client = client
-        self._on_facts = on_facts
+        self._on_connect = on_connect
         self._pace = pace or Pace()
         self._loop = asyncio.get_running_loop()
         self._needs: Needs | None = None
@@ -204,8 +206,8 @@ class ServerPool:
         if server.snapshot.state is not ServerState.UP or facts != server.facts:
             stock = needs.capture if facts.states == "json" else None
             await self._client.probe(url, sampling=needs.sampling, capture=stock)
-            if self._on_facts is not None:
-                await self._on_facts(facts)
+            if self._on_connect is not None:
+                await self._on_connect(url, facts, needs)
         return facts
 
     async def _watch(self, url: str, server: _Server, facts: ServerFacts) -> None:

@@ -8,7 +8,6 @@ message comes again, and states whose response is not committed yet belong to no
 import json
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -36,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 """How often one item alone is tried before it becomes a dead letter."""
-LOSSES = 5
-"""How often the states of one response may be lost in the spool before that is its dead letter."""
+LOST_WAITS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+"""After so many batches in a row whose states were all lost; the last one for ever."""
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """Between attempts while the disk is full or the store away; the last one for ever."""
 ROOM_BYTES = 64_000_000
@@ -80,7 +79,8 @@ class Sink:
     def __init__(self, *, store: Store, spool: Spool, redis: Redis, host: Host) -> None:
         self._store, self._spool, self._redis, self._host = store, spool, redis, host
         self._facts_known: set[str] = set()
-        self._losses: Counter[tuple[bytes, bytes]] = Counter()
+        self._lost_batches = 0
+        """In a row, with not one state stored: the spool is at fault, no sample is."""
 
     @property
     def run_id(self) -> str:
@@ -115,7 +115,7 @@ class Sink:
             if isinstance(r, Responded) and (r.states is None or r.states.spool.name not in lost)
         ]
         self._commit_responses(responses, tally, failures)
-        self._settle_lost([r for r in usable if (s := states_of(r)) and s.spool.name in lost], failures)
+        self._settle_lost([r for r in usable if (s := states_of(r)) and s.spool.name in lost], tally)
         tally.failures += sum(
             self._in_parts(
                 failures, self._store.commit_failures, lambda failure, _error: _log_dropped(failure)
@@ -171,28 +171,38 @@ class Sink:
 
         self._in_parts(batch, commit, refuse)
 
-    def _settle_lost(self, results: Sequence[Responded | Captured], failures: list[Failure]) -> None:
-        """Let the feeder publish these again, or make a dead letter of what is lost every time."""
+    def _settle_lost(self, results: Sequence[Responded | Captured], tally: Tally) -> None:
+        """Let the feeder publish these again: losing a file is never the sample's fault.
+
+        While every one is lost, something empties the spool or it is another one than the
+        server's; the captures then come ever more slowly, and the sink says why.
+        """
+        if tally.states:
+            self._lost_batches = 0
+        if not results:
+            return
         fields = []
         for result in results:
             states = states_of(result)
             assert states is not None
-            key = (states.id, states.digest)
-            self._losses[key] += 1
-            logger.warning("spool.lost name=%s times=%d", states.spool.name, self._losses[key])
-            if self._losses[key] < LOSSES:
-                stage = Stage.GENERATE if isinstance(result, Responded) else Stage.CAPTURE
-                fields.append(window_field(states.id, stage))
-            else:
-                del self._losses[key]
-                said = "the spool lost its states every time"
-                failures.append(dead_letter(result, "spool.lost", said, attempts=LOSSES))
-        if fields:
-            try:
-                self._redis.hdel(WINDOW, *fields)
-            except (RedisError, OSError) as error:
-                # The feeder finds them itself, once the queues are empty.
-                logger.warning("window.unreached error=%r", str(error))
+            logger.warning("spool.lost name=%s", states.spool.name)
+            stage = Stage.GENERATE if isinstance(result, Responded) else Stage.CAPTURE
+            fields.append(window_field(states.id, stage))
+        if not tally.states:
+            wait_s = LOST_WAITS_S[min(self._lost_batches, len(LOST_WAITS_S) - 1)]
+            self._lost_batches += 1
+            if wait_s:
+                self._host.pause(
+                    wait_s,
+                    f"the spool `{self._spool.folder}` lost all `{len(results)}` states of a batch: "
+                    "something empties it, or lanes and sink of this node have different EYAS_SPOOL_DIR",
+                )
+                self._host.resume()
+        try:
+            self._redis.hdel(WINDOW, *fields)
+        except (RedisError, OSError) as error:
+            # The feeder finds them itself, once the queues are empty.
+            logger.warning("window.unreached error=%r", str(error))
 
     def _write_facts(self, facts_id: str) -> None:
         def write(_: Sequence[Failure]) -> int:

@@ -37,9 +37,9 @@ class Troupe:
     def __init__(self, client: SGLangClient, pace: Pace) -> None:
         self.seen: list[ServerFacts] = []
         self.client = client
-        self.pool = ServerPool(client, on_facts=self.keep, pace=pace)
+        self.pool = ServerPool(client, on_connect=self.keep, pace=pace)
 
-    async def keep(self, facts: ServerFacts) -> None:
+    async def keep(self, url: str, facts: ServerFacts, needs: Needs) -> None:
         self.seen.append(facts)
 
     def state(self, url: str) -> ServerState:
@@ -303,13 +303,13 @@ def test_a_server_whose_facts_cannot_be_passed_on_is_tried_until_they_can() -> N
     async def scene(troupe: Troupe, stage: Stage) -> None:
         failures = iter([OSError("Redis is away"), OSError("still"), None])
 
-        async def keep(facts: ServerFacts) -> None:
+        async def keep(url: str, facts: ServerFacts, needs: Needs) -> None:
             failure = next(failures)
             if failure is not None:
                 assert troupe.pool.healthy() == ()
                 raise failure
 
-        troupe.pool = ServerPool(troupe.client, on_facts=keep, pace=QUICK)
+        troupe.pool = ServerPool(troupe.client, on_connect=keep, pace=QUICK)
         troupe.pool.want([stage.url], needs())
         await troupe.reaches(stage, ServerState.UP)
         assert next(failures, "all used") == "all used"

@@ -27,7 +27,7 @@ from tests.workers.sink.making import (
 )
 from workers.broker.keys import FACTS, WINDOW, window_field
 from workers.broker.messages import Captured, Failed, Responded, Result
-from workers.sink.commit import LOSSES, Sink
+from workers.sink.commit import Sink
 
 
 class Bench:
@@ -115,16 +115,19 @@ def test_states_without_their_spool_file_are_not_stored_and_leave_the_window(ben
     assert bench.client.hlen(WINDOW) == 0
 
 
-def test_states_lost_every_time_become_a_dead_letter(bench: Bench) -> None:
+def test_states_lost_again_and_again_are_never_a_dead_letter_and_the_sink_says_why(bench: Bench) -> None:
     response = make_response(make_prompts("B1", 1)[0])
     bench.commit(Responded(run=bench.run, response=response))
-    for _ in range(LOSSES):
-        assert bench.outcomes()[0] == Outcome.RESPONDED
+    for _ in range(7):
         states = make_states(bench.spool, response)
         bench.spool.delete(states.spool)
         bench.commit(Captured(run=bench.run, states=states))
-    assert bench.outcomes()[0] == Outcome.DEAD
-    assert [failure.code for failure in bench.store.failures()] == ["spool.lost"]
+    assert bench.outcomes()[0] == Outcome.RESPONDED
+    assert len(bench.host.reasons) == 2 * 6  # all but the first, each paused and resumed
+    assert "EYAS_SPOOL_DIR" in bench.host.reasons[0]
+    bench.commit(Captured(run=bench.run, states=make_states(bench.spool, response)))
+    assert bench.outcomes()[0] == Outcome.STORED
+    assert list(bench.store.failures()) == []
 
 
 def test_inline_states_are_committed_before_their_response(
