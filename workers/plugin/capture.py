@@ -98,29 +98,27 @@ class Capture:
         with self._failing(order):
             order.keep()
 
-    def settled(self, request: Request, order: Order) -> bool:
-        """Whether the finished request's reply may go out; if so it says where its states are.
+    def may_go(self, request: Request, order: Order) -> bool:
+        """Whether the finished request's reply may go out now; else it is held until its file is there.
 
-        The first call begins to write them; until that is done the reply is held.
+        Begins to write the file. A reply that may go says where the states are, or why there are none.
         """
         if not self._replies:
             return True
         if order.outcome is None and order.writing is None:
             self._finish(request, order)
-        if order.writing is not None and order.outcome is None:
-            if not order.writing.done():
-                return False
-            self._written(order)
-        request.customized_info = {**(request.customized_info or {}), KEY: [order.outcome]}
-        request.return_hidden_states = False  # else the reply also had an empty list of floats
-        return True
+        if self._settled(request, order):
+            return True
+        if request not in self._held:
+            self._held.append(request)
+        return False
 
     def released(self) -> Iterator[Request]:
         """Held requests whose states are written."""
         held, self._held = self._held, []
         for request in held:
             order = order_of(request)
-            if order is None or self.settled(request, order):
+            if order is None or self._settled(request, order):
                 yield request
             else:
                 self._held.append(request)
@@ -133,7 +131,7 @@ class Capture:
                 order.aborted = True
 
     def _finish(self, request: Request, order: Order) -> None:
-        """Settle what needs no writing; begin to write the rest and hold the request."""
+        """Settle what needs no writing; begin to write the rest."""
         reason = request.finished_reason.to_json() if request.finished_reason else {}
         if reason.get("type") == "abort":
             order.fail(UnavailableError("the request was aborted", code="states.aborted"))
@@ -144,9 +142,18 @@ class Capture:
                 order.writing = self._writer.submit(
                     order.rows, name=order.name, total=total, columns=order.columns
                 )
-                self._held.append(request)
         if order.failed is not None:
             order.outcome = refused(order.failed)
+
+    def _settled(self, request: Request, order: Order) -> bool:
+        """Whether it is known what the reply says; then the request has it."""
+        if order.outcome is None:
+            if order.writing is None or not order.writing.done():
+                return False
+            self._written(order)
+        request.customized_info = {**(request.customized_info or {}), KEY: [order.outcome]}
+        request.return_hidden_states = False  # else the reply also had an empty list of floats
+        return True
 
     def _written(self, order: Order) -> None:
         assert order.writing is not None

@@ -150,7 +150,7 @@ class Hooks:
     def accept(self, original: Original, accumulator: Any, *, req: Any) -> None:
         """A finished request's reply waits until its states are written."""
         order = order_of(req)
-        if order is None or self._capture is None or not req.finished() or self._capture.settled(req, order):
+        if order is None or self._capture is None or not req.finished() or self._capture.may_go(req, order):
             original(accumulator, req=req)
 
     def once_a_request(self, original: Original, streamer: Any, key: str) -> bool:
