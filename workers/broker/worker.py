@@ -7,6 +7,7 @@ does is in `workers/lane/`, what a sink does in `workers/sink/`.
 import logging
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from celery import bootsteps
@@ -67,6 +68,8 @@ class Worker(CeleryWorker):  # type: ignore[misc]
             logging.getLogger(name).setLevel(logging.INFO)
         for name in ("celery.worker.strategy", "celery.app.trace", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        # An order that goes back to its queue is no error; why it does is said once, by the lane.
+        logging.getLogger("celery.app.trace").addFilter(_is_no_rejection)
 
     def on_start(self) -> None:
         """Begin the lane, or take the node's own results too."""
@@ -158,3 +161,7 @@ def _refuse(error: EyasError) -> None:
     hint = f"\n\nhint: {error.hint}" if error.hint else ""
     sys.stderr.write(f"error: {error.message}{hint}\n")
     raise SystemExit(error.exit_status) from None
+
+
+def _is_no_rejection(record: logging.LogRecord) -> bool:
+    return not (isinstance(record.args, Mapping) and record.args.get("description") == "rejected")
