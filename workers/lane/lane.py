@@ -102,6 +102,16 @@ class Lane:
         )
         return self.loop.run(self._servers.call(url, execute(order, url, context)))
 
+    def view_now(self) -> RunView | None:
+        """The view as Redis has it at this moment; None when there is none or Redis is away.
+
+        `view` is what the last look saw, and servers and slots are those of that look.
+        """
+        try:
+            return read_view(self._redis)
+        except (RedisError, OSError):
+            return None
+
     def count(self, what: str, more: int = 1) -> None:
         """Add to a counter of the snapshot."""
         with self._counting:

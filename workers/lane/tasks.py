@@ -95,10 +95,15 @@ def _perform(app: EyasApp, lane: Lane, body: bytes) -> str:
     view = lane.view
     if view is None:
         raise BackToQueueError("no run")
-    if order.run != view.run.id:
-        return _drop(lane, "another run's")
-    if isinstance(order, Generate) and order.dataset in view.closed:
-        return _drop(lane, "dataset closed")
+    unwanted = _unwanted(order, view)
+    if unwanted:
+        # The order may be younger than the view: of a run that has just begun, of a dataset whose
+        # cap was raised. Dropping it would cost the run the time until the feeder misses it.
+        now = lane.view_now()
+        if now is None or not _unwanted(order, now):
+            lane.stopping.wait(lane.timing.pulse_s)
+            raise BackToQueueError("the order is younger than the view")
+        return _drop(lane, unwanted)
     try:
         result = _call(lane, order, view)
     except StaleOrderError as error:
@@ -147,6 +152,15 @@ def _call(lane: Lane, order: Generate | Capture, view: RunView) -> Result:
         lane.calls.give_back(url)
 
 
+def _unwanted(order: Generate | Capture, view: RunView) -> str:
+    """Why nobody wants the order's result; empty when somebody does."""
+    if order.run != view.run.id:
+        return "another run's"
+    if isinstance(order, Generate) and order.dataset in view.closed:
+        return "dataset closed"
+    return ""
+
+
 def _drop(lane: Lane, why: str) -> str:
     lane.count("dropped")
     return why
@@ -176,6 +190,10 @@ def outcome_text(result: Result) -> str:
             return f"{tokens} tok · {speed}{response.finish}"
         case Captured(states=states):
             t, layers, _ = states.spool.shape
-            return f"{t} rows × {layers} layers · {states.spool.size_bytes / 1e6:.1f} MB"
+            return f"{t} rows × {layers} layers · {_size(states.spool.size_bytes)}"
         case Failed(failure=failure):
             return f"dead letter · {failure.code}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"

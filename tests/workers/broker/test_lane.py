@@ -4,11 +4,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from broker_stage import ROOT, Stage, until
+from broker_stage import ROOT, SPEC, Stage, until
 
-from storage.run import CaptureSpec, StatesMode
+from storage.run import CaptureSpec, Run, StatesMode
 from storage.tokens import response_digest
 from workers.broker.messages import Capture, Captured, Responded
 
@@ -34,6 +36,29 @@ def test_orders_become_results_and_nothing_is_left_behind(stage: Stage) -> None:
     assert snapshot["tokens"] == 60 * 16
     assert snapshot["servers"][0]["state"] == "up"
     assert snapshot["servers"][0]["slots"] == 10
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"run": Run(id="f" * 32, spec=SPEC)},
+        {"closed": frozenset({"B1"})},
+    ],
+    ids=["of a run that has just begun", "of a dataset that was opened again"],
+)
+def test_orders_younger_than_a_lanes_view_of_the_run_are_not_dropped(
+    stage: Stage, before: dict[str, Any]
+) -> None:
+    server = stage.server(seconds=0.05)
+    stage.timing |= {"pulse_s": 1.5, "slots_s": 6}
+    now, stage.view = stage.view, replace(stage.view, **before)
+    stage.settings(server_urls=(server.url,))
+    stage.worker()
+    until(lambda: (s := stage.snapshot()) and s["state"] == "running", "it has seen the view before")
+    stage.view = now
+    stage.settings(server_urls=(server.url,))
+    stage.publish(stage.orders(20))
+    until(lambda: stage.waiting("sink") == 20 and not stage.unacked(), "every order is done")
 
 
 def test_two_processes_share_a_limit_fairly_and_never_exceed_it_whatever_it_becomes(stage: Stage) -> None:
@@ -231,7 +256,7 @@ def test_a_full_spool_pauses_the_lane_and_fails_nothing(stage: Stage) -> None:
     spool.mkdir(mode=0o700)
     (spool / "other").write_bytes(bytes(200_000))
     stage.publish(captures(stage, 6))
-    stage.worker("capture", EYAS_SPOOL_MAX_GB="0.0001")
+    worker = stage.worker("capture", EYAS_SPOOL_MAX_GB="0.0001")
     until(
         lambda: (s := stage.snapshot("capture")) and s["state"] == "paused" and "full" in s["says"],
         "it pauses and says why",
@@ -243,6 +268,7 @@ def test_a_full_spool_pauses_the_lane_and_fails_nothing(stage: Stage) -> None:
     results = [result for result in stage.results("sink.node1") if isinstance(result, Captured)]
     assert {result.states.spool.shape for result in results} == {(5, 1, 4)}
     assert all((spool / result.states.spool.name).exists() for result in results)
+    assert "Traceback" not in worker.text()
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_each_message_goes_to_its_queue_under_its_task_in_words_for_flower(stage
 def test_results_read_like_a_line_of_flower() -> None:
     timed = replace(RESPONSE, timings=replace(RESPONSE.timings, e2e_s=0.5))
     assert outcome_text(Responded(run="r", response=timed)) == "2 tok · 4 tok/s · stop"
-    assert outcome_text(Captured(run="r", states=STATES)) == "5 rows × 4 layers · 0.0 MB"
+    assert outcome_text(Captured(run="r", states=STATES)) == "5 rows × 4 layers · 0 kB"
     assert outcome_text(Failed(run="r", failure=FAILURE)) == "dead letter · server.refused"
 
 
