@@ -46,6 +46,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.product: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo 'installing what Eyas needs into $(VENV): a minute or two, once'
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
