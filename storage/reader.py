@@ -114,8 +114,11 @@ class Samples:
             out[rows] = lengths[places[rows] & 0xFFFFFFFF]
         return out
 
-    def sample(self, key: int | bytes) -> Sample:
-        """The sample with this index or id.
+    def __repr__(self) -> str:
+        return f"Samples({str(self._path)!r}, {len(self)} samples, states {self.capture or 'off'})"
+
+    def sample(self, key: int | bytes | str) -> Sample:
+        """The sample with this index or id: 16 bytes, or their hex as logs and Flower show it.
 
         Raises `IndexError`, `KeyError`, and `DamagedError` when its files are not what they
         should be.
@@ -135,9 +138,14 @@ class Samples:
             text=response.text,
         )
 
-    def _position(self, key: int | bytes) -> int:
+    def _position(self, key: int | bytes | str) -> int:
+        if isinstance(key, str):
+            try:
+                key = bytes.fromhex(key)
+            except ValueError:
+                raise KeyError(key) from None
         if isinstance(key, bytes):
-            found = int(self._positions.find(ids_array([key]))[0])
+            found = int(self._positions.find(ids_array([key]))[0]) if len(key) == 16 else ABSENT
             if found == ABSENT:
                 raise KeyError(key.hex())
             return found

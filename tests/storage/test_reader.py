@@ -47,8 +47,11 @@ def test_samples_come_by_index_id_and_iteration_in_the_order_of_prompts(tmp_path
         assert (sample.prompt_length, sample.spans) == (response.prompt_length, response.spans)
         assert (sample.finish, sample.dataset, sample.text) == (response.finish, "B1", response.text)
         assert samples.sample(at).id == samples.sample(response.id).id == samples[at - 20].id == sample.id
-    with pytest.raises(KeyError):
-        samples.sample(bytes(16))
+    assert samples.sample(responses[3].id.hex()).id == responses[3].id
+    assert "20 samples" in repr(samples)
+    for absent in (bytes(16), "00" * 16, "B1"):
+        with pytest.raises(KeyError):
+            samples.sample(absent)
     for at in (20, -21):
         with pytest.raises(IndexError):
             samples[at]
