@@ -91,9 +91,8 @@ def ask_servers(urls: Sequence[str], capture_urls: Sequence[str], api_key: str |
 def require_one(servers: Servers) -> ServerFacts:
     """One server that answered. Raises `UnavailableError` when none did."""
     if servers.any is None:
-        why = "; ".join(servers.away.values())
         raise UnavailableError(
-            f"no server answers: {why}",
+            "; ".join(servers.away.values()),
             code="server.away",
             hint="start SGLang, or name it with `--server-url`; without a GPU: `producer up --engine`",
         )

@@ -118,7 +118,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UsageError(f"`{path}` is not TOML: {error}", code="settings.syntax") from None
+        raise UsageError(
+            f"`{path}` is not TOML: {error}",
+            code="settings.syntax",
+            hint='write lines like max_samples = 500 or manifest = "datasets.toml"',
+        ) from None
     check_keys(values, KNOWN_KEYS, where=str(path))
     for key, value in values.items():
         several = isinstance(value, list) and all(isinstance(one, str) for one in value)

@@ -94,7 +94,11 @@ def read_manifest(path: Path) -> Manifest:
             hint="name one with `--manifest`, or leave it out for the bundled prompts",
         ) from None
     except ValueError as error:
-        raise UsageError(f"manifest `{path}` is not TOML: {error}", code="manifest.syntax") from None
+        raise UsageError(
+            f"manifest `{path}` is not TOML: {error}",
+            code="manifest.syntax",
+            hint='each dataset is a table: [[dataset]], then lines like name = "a", source = "file:a.jsonl"',
+        ) from None
     check_keys(content, frozenset({"dataset"}), where=str(path))
     tables = content.get("dataset", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):

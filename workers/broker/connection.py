@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from storage.errors import UnavailableError
+from storage.errors import UnavailableError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
 TIMEOUT_S = 10.0
@@ -22,33 +22,34 @@ def connect(url: str) -> redis.Redis:
     """A client that connects at its first command.
 
     One retry at once: a pooled connection may have died with a Redis that is back by now. Longer
-    outages are their callers' business, who know what to do meanwhile.
+    outages are their callers' business, who know what to do meanwhile. Raises `UsageError` for a
+    URL that is none.
     """
-    return redis.Redis.from_url(
-        url,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=TIMEOUT_S,
-        socket_keepalive=True,
-        health_check_interval=30,
-        retry=Retry(NoBackoff(), 1),
-    )
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_keepalive=True,
+            health_check_interval=30,
+            retry=Retry(NoBackoff(), 1),
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"`{without_password(url)}` is not the address of a Redis: {error}",
+            code="redis.url",
+            hint="set EYAS_REDIS_URL to something like redis://127.0.0.1:6379/0",
+        ) from None
 
 
 def ping_or_explain(url: str) -> redis.Redis:
     """A client whose Redis answers.
 
-    Raises `UnavailableError` with code `redis.away`.
+    Raises `UnavailableError` with code `redis.away`, and what `connect` raises.
     """
-    where = without_password(url)
+    client = connect(url)
     try:
-        client = connect(url)
         client.ping()
-    except ValueError as error:
-        raise UnavailableError(
-            f"`{where}` is not the address of a Redis: {error}",
-            code="redis.url",
-            hint="set EYAS_REDIS_URL to something like redis://127.0.0.1:6379/0",
-        ) from None
     except (redis.RedisError, OSError) as error:
         raise explained(error, url) from None
     return client

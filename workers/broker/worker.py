@@ -16,6 +16,7 @@ from celery.concurrency.thread import TaskPool
 from celery.exceptions import CPendingDeprecationWarning
 
 from storage.errors import EyasError, UsageError
+from workers.broker.connection import connect
 from workers.broker.drain import Drain
 from workers.broker.queues import DEFAULT_CONCURRENCY, role_of, sink_queue
 from workers.lane.lane import Lane
@@ -84,6 +85,7 @@ class Worker(CeleryWorker):  # type: ignore[misc]
                 )
                 self.app.lane.start()
             else:
+                connect(self.app.config.redis_url).close()  # Celery would try a wrong URL for ever
                 self.app.amqp.queues.select_add(sink_queue(self.app.config.node))
         except EyasError as error:
             _refuse(error)

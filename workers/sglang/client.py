@@ -290,7 +290,9 @@ def _unreachable(url: str, error: Exception) -> ServerAwayError:
 
 
 def _said(error: Exception) -> str:
-    return str(error)[:200] or type(error).__name__
+    # aiohttp says the address again, and `ssl:default` even where there is none
+    why = re.sub(r"^Cannot connect to host \S+ ssl:\S+ \[(.+)\]$", r"\1", str(error))
+    return why[:200] or type(error).__name__
 
 
 def _session() -> aiohttp.ClientSession:
