@@ -1,7 +1,8 @@
 """What any server Eyas talks to has to keep, asked of the embedded engine and of a real SGLang alike.
 
-The real one is started by hand or by `make test-sglang` with `--enable-return-hidden-states
---chunked-prefill-size -1`; its address is in EYAS_TEST_SGLANG_URL. Nothing here depends on the model.
+The real one is the suite's own (`make test-sglang`), or one that runs elsewhere with
+`--enable-return-hidden-states --chunked-prefill-size -1` and has its address in EYAS_TEST_SGLANG_URL.
+Nothing here depends on the model.
 """
 
 import os
@@ -12,6 +13,8 @@ import time
 import httpx
 import pytest
 from engine_process import running_engine
+
+from tests.sglang.flavours import FINAL
 
 PROMPT = [31, 44, 205, 52, 94, 83, 79, 71, 75, 61, 99]
 
@@ -26,9 +29,7 @@ def server(request):
         ):
             yield client
         return
-    url = os.environ.get("EYAS_TEST_SGLANG_URL")
-    if not url:
-        pytest.skip("EYAS_TEST_SGLANG_URL is not set")
+    url = os.environ.get("EYAS_TEST_SGLANG_URL") or request.getfixturevalue("servers").get(FINAL).url
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
