@@ -27,7 +27,7 @@ from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
 from producer.watch import follow
 from producer.words import duration
-from storage.errors import EyasError
+from storage.errors import EyasError, UsageError
 from workers.broker.queues import Lane
 from workers.config import Config
 
@@ -66,6 +66,8 @@ def command(folder: Path | None, samples: int) -> int:
     Needs no GPU and no Redis. Settings, variables and a run of yours are left alone.
     """
     began = time.monotonic()
+    if folder is not None:
+        _check_free(folder)
     say("demo: bundled prompts → Celery lanes → embedded engine → sink → Zarr store, all on this machine")
     output = folder.absolute() if folder else None
     with _interruptible(), _store_folder(output) as store, _state_folder() as state_folder:
@@ -81,6 +83,16 @@ def command(folder: Path | None, samples: int) -> int:
     say(f"done in {duration(time.monotonic() - began)}; everything is stopped again, the store stays")
     click.echo(f"the store is {store}\nread it with\n\n{READ_IT.format(path=str(store))}")
     return 0
+
+
+def _check_free(folder: Path) -> None:
+    """Raises `UsageError` when the folder holds a run, before anything is started for one of ours."""
+    if (folder / "run.json").exists():
+        raise UsageError(
+            f"`{folder}` holds a run already",
+            code="demo.folder",
+            hint="name another with `--output-dir`, or leave it out for a new one",
+        )
 
 
 def _bring_up(folder: StateFolder, store: Path) -> UpState:

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from storage.run import StatesMode
+from storage.run import DEFAULT_OUTPUT_DIR, StatesMode
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_SERVER_URL = "http://127.0.0.1:30000"
 """SGLang's own port."""
-DEFAULT_OUTPUT_DIR = "eyas-data"
 
 
 def flag(

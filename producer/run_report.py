@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from producer.options import DEFAULT_OUTPUT_DIR
 from producer.words import duration
 from storage.errors import UnavailableError
+from storage.run import DEFAULT_OUTPUT_DIR
 from workers.board.board import Board
 from workers.board.presence import Glance, glance
 from workers.broker.connection import without_password

@@ -13,6 +13,7 @@ import click
 from storage.cli_errors import run_command
 from storage.errors import UsageError
 from storage.progress import Progress
+from storage.run import DEFAULT_OUTPUT_DIR
 
 if TYPE_CHECKING:
     from storage.info import Info
@@ -47,7 +48,7 @@ _json = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def group() -> None:
-    """Look into the store that a run writes. PATH is its folder, else EYAS_OUTPUT_DIR."""
+    """Look into the store that a run writes. PATH is its folder, else EYAS_OUTPUT_DIR, else `eyas-data`."""
 
 
 @group.command("info")
@@ -92,11 +93,14 @@ def main() -> None:
 
 
 def _folder(path: Path | None, output_dir: Path | None) -> Path:
-    """The argument, which is nearer than a variable that may have set the option."""
-    folder = path or output_dir
-    if folder is None:
+    """The argument, which is nearer than a variable that may have set the option; else `producer`'s default.
+
+    Raises `UsageError` when nothing is named and no run lies where it would by default.
+    """
+    folder = path or output_dir or Path(DEFAULT_OUTPUT_DIR)
+    if path is None and output_dir is None and not (folder / "run.json").exists():
         raise UsageError(
-            "which store?",
+            f"which store? none is named, and there is no `{folder}` here",
             code="path.missing",
             hint="give its folder, `storage verify PATH`, or set EYAS_OUTPUT_DIR",
         )

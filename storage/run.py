@@ -16,6 +16,8 @@ from typing import Any
 from storage.errors import DamagedError, UnsuitableError
 from storage.files import create_json, read_json
 
+DEFAULT_OUTPUT_DIR = "eyas-data"
+"""The run's folder, below the working folder, when nobody names one."""
 FORMAT = 1
 """Version of the store's layout; a reader refuses a newer one."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,6 +78,16 @@ def test_verify_ends_with_1_when_anything_is_wrong(out: Path, tmp_path: Path):
     assert done.returncode == 1
     assert "problem segment.damaged: states/eagle3/s-node1-00000001: " in done.stdout
     assert done.stdout.splitlines()[-1] == "1 problem"
+
+
+def test_without_a_name_the_store_is_where_producer_puts_it_by_default(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(out, tmp_path / "eyas-data")
+    monkeypatch.chdir(tmp_path)
+    done = run("verify")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "all ok"
 
 
 def test_no_store_no_path_and_a_damaged_run_are_errors_with_a_hint(tmp_path: Path):

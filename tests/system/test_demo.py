@@ -67,3 +67,14 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path, how
         if how is signal.SIGINT:
             assert list((tmp_path / "tmp").iterdir()) == []
         assert first_s < 1.0
+
+
+def test_a_demo_into_the_folder_of_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with machine_in(tmp_path) as machine:
+        (tmp_path / "run.json").write_text("{}")
+        demo = machine.producer("demo", "--output-dir", str(tmp_path))
+        assert demo.returncode == 2
+        assert f"`{tmp_path}` holds a run already" in demo.stderr
+        assert "--output-dir" in demo.stderr
+        assert of_this_machine(machine) == []
+        assert (tmp_path / "run.json").read_text() == "{}"
