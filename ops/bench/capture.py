@@ -67,6 +67,8 @@ class Round:
 
     seconds: float
     scheduler_cpu_s: float
+    server_cpu_s: float
+    """Of all of its processes."""
     http_bytes: int
     """Bodies of the replies."""
 
@@ -90,7 +92,7 @@ def main() -> int:
     )
     parser.add_argument("--hidden", type=int, default=1024, help="H (default 1024)")
     parser.add_argument("--layers", type=int, default=2, help="blocks (default 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default 5)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each (default 7)")
     parser.add_argument("--spool-dir", type=Path, help="default: a temporary folder")
     parser.add_argument("--quick", action="store_true", help="small: shows only that it runs")
     arguments = parser.parse_args()
@@ -98,7 +100,7 @@ def main() -> int:
         say("error: no SGLang\n\nhint: set EYAS_SGLANG_PYTHON to the Python of its environment")
         return 2
     rounds = 1 if arguments.quick else arguments.rounds
-    scale = 1 if arguments.quick else 4
+    scale = 1 if arguments.quick else 2
     loads = (
         Load(name="capture", requests=4 * scale, prompt_tokens=512, new_tokens=1, at_once=8),
         Load(name="inline", requests=4 * scale, prompt_tokens=128, new_tokens=64, at_once=16),
@@ -155,7 +157,8 @@ def _measure(load: Load, turns: Sequence[Turn], rounds: int) -> dict[str, list[R
             measured = _round(load, turn, seed=number)
             say(
                 f"{load.name} {turn.name:<18} {measured.seconds:6.2f} s  "
-                f"{measured.scheduler_cpu_s / load.tokens * 1e6:7.0f} µs CPU a token  "
+                f"{measured.scheduler_cpu_s / load.tokens * 1e6:6.0f} of "
+                f"{measured.server_cpu_s / load.tokens * 1e6:6.0f} µs CPU a token  "
                 f"{measured.http_bytes / load.tokens:8.0f} B HTTP a token"
             )
             if number:
@@ -166,11 +169,17 @@ def _measure(load: Load, turns: Sequence[Turn], rounds: int) -> dict[str, list[R
 def _round(load: Load, turn: Turn, seed: int) -> Round:
     rng = np.random.default_rng(seed)
     prompts = rng.integers(10, VOCABULARY, (load.requests, load.prompt_tokens)).tolist()
-    cpu, begun = turn.server.scheduler_cpu_s(), time.monotonic()
+    before, begun = turn.server.cpu_s(), time.monotonic()
     with ThreadPoolExecutor(load.at_once) as pool:
         sizes = list(pool.map(lambda prompt: _ask(load, turn, prompt), prompts))
     seconds = time.monotonic() - begun
-    return Round(seconds=seconds, scheduler_cpu_s=turn.server.scheduler_cpu_s() - cpu, http_bytes=sum(sizes))
+    after = turn.server.cpu_s()
+    return Round(
+        seconds=seconds,
+        scheduler_cpu_s=after[0] - before[0],
+        server_cpu_s=after[1] - before[1],
+        http_bytes=sum(sizes),
+    )
 
 
 def _ask(load: Load, turn: Turn, prompt: list[int]) -> int:
@@ -208,8 +217,11 @@ def _rows(load: Load, found: dict[str, list[Round]]) -> list[Row]:
                 at_most=limit,
             )
         )
-        cpu = median(name, "scheduler_cpu_s") / median("none", "scheduler_cpu_s")
-        rows.append(Row(what=f"{load.name}: CPU of the scheduler a token, {name} ÷ no capture", measured=cpu))
+        for what, value in (("scheduler", "scheduler_cpu_s"), ("whole server", "server_cpu_s")):
+            cpu = median(name, value) / median("none", value)
+            rows.append(
+                Row(what=f"{load.name}: CPU of the {what} a token, {name} ÷ no capture", measured=cpu)
+            )
     for name in ("none", "stock", "plugin"):
         size = median(name, "http_bytes") / load.tokens
         rows.append(Row(what=f"{load.name}: bytes over HTTP a token, {name}", measured=size, unit="B"))

@@ -35,19 +35,20 @@ class Server:
     group: int
     """Its process group."""
 
-    def scheduler_cpu_s(self) -> float:
-        """CPU time its scheduler process has used, seconds."""
-        total = 0.0
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU time its scheduler process has used, and all of its processes, seconds."""
+        scheduler = whole = 0.0
         for entry in Path("/proc").iterdir():
             try:
-                stat = (entry / "stat").read_text()
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 title = (entry / "cmdline").read_text()
             except (OSError, ValueError):
                 continue
-            fields = stat.rpartition(")")[2].split()
-            if int(fields[2]) == self.group and title.startswith("sglang::scheduler"):
-                total += (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-        return total
+            if int(fields[2]) == self.group:
+                used = (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+                whole += used
+                scheduler += used if title.startswith("sglang::scheduler") else 0.0
+        return scheduler, whole
 
 
 @contextmanager

@@ -74,8 +74,10 @@ class Hooks:
         """The model is loaded: what it gives goes to `/server_info`."""
         info = original(scheduler)
         if captures(scheduler.server_args.resolved_dict()):
-            facts = _facts(scheduler)
-            spool = _spool()
+            try:
+                facts, spool = _facts(scheduler), _spool()
+            except EyasError as error:
+                raise RuntimeError(said(error)) from None  # SGLang logs it and ends the server
             from workers.plugin.host_copy import take
 
             self._capture = Capture(facts, Writer(spool), take, replies=_replies())

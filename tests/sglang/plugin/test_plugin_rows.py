@@ -1,4 +1,4 @@
-"""The plugin in a real SGLang: every row against transformers, whatever the scheduler does meanwhile."""
+"""The plugin in a server that chunks, mixes, retracts, caches and writes over rows: none is lost or wrong."""
 
 import contextlib
 import secrets
@@ -8,45 +8,12 @@ import time
 import httpx
 import numpy as np
 import pytest
-from asking import LAYERS, NODE, Asker, as_floats, body, prompts, worst_cosine
-from installing import with_plugins
+from asking import LAYERS, NODE, Asker, body, prompts
+from serving import AUX, EAGLE3, SPOOL_GB, check_rows, serve
 
-from tests.sglang.environment.build import find_or_build
-from tests.sglang.environment.server import running_sglang
 from workers.sglang.facts import read_facts
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
-AUX = (
-    "--enable-return-hidden-states",
-    "--enable-return-aux-hidden-states",
-    "--speculative-algorithm",
-    "EAGLE3",
-)
-EAGLE3 = [2, 4, 5, 8]
-CLOSE = 0.999
-"""A shifted or foreign row is far below; bf16 arithmetic is far above."""
-SPOOL_GB = 0.05
-
-
-@pytest.fixture(scope="module")
-def environment():
-    return find_or_build()
-
-
-def serve(environment, folder, *flags, environ=None, **plugins):
-    """A running server whose spool is `folder/spool`."""
-    return running_sglang(
-        environment,
-        *flags,
-        log=folder / "log",
-        environ={
-            "EYAS_NODE": NODE,
-            "EYAS_SPOOL_DIR": str(folder / "spool"),
-            "EYAS_SPOOL_MAX_GB": str(SPOOL_GB),
-            **with_plugins(folder / "site", **plugins),
-            **(environ or {}),
-        },
-    )
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +30,6 @@ def chunking(environment, tmp_path_factory):
         spoiled=True,
     ) as server:
         yield Asker(server.url, folder / "spool")
-
-
-@pytest.fixture(scope="module")
-def whole(environment, tmp_path_factory):
-    """Without auxiliary layers and chunks."""
-    folder = tmp_path_factory.mktemp("whole")
-    with serve(
-        environment, folder, "--enable-return-hidden-states", "--chunked-prefill-size", "-1"
-    ) as server:
-        yield Asker(server.url, folder / "spool")
-
-
-def check_rows(asker, answers, environment, folder):
-    rows = [asker.rows(answer.said) for answer in answers]
-    assert worst_cosine(answers, rows, EAGLE3, environment, folder) > CLOSE
-    assert asker.files() == []
-    return sum(map(len, rows))
 
 
 def test_a_prompt_in_five_chunks_has_a_row_for_every_token(chunking, environment, tmp_path):
@@ -184,66 +134,6 @@ def test_the_facts_are_those_the_client_reads(chunking):
     assert plugin.hs_indices == {"eagle3": (2, 4, 5, 8), "aux": (2, 4, 5), "final": (8,)}
     assert (plugin.num_layers, plugin.hidden_size) == (LAYERS, 128)
     assert (plugin.node, plugin.norm, plugin.kv_dtype) == (NODE, "post", "bfloat16")
-
-
-def test_without_auxiliary_layers_the_final_state_alone_is_given(whole):
-    with httpx.Client(base_url=whole.url) as client:
-        assert client.get("/server_info").json()["eyas"]["hs_indices"] == {"final": [8]}
-    said = whole.ask(prompts(1, 30, 30)[0]).said
-    assert said["hs_indices"] == [8]
-    assert whole.rows(said).shape == (30, 1, 128)
-
-
-def test_the_bits_are_those_of_a_stock_reply(whole):
-    prompt = prompts(1, 50, 50, seed=4)[0]
-    stock = whole.ask(prompt, 4, sampling={"custom_params": None})
-    block, *single = stock.meta["hidden_states"]
-    floats = np.array([*block, *single], np.float32)
-    rows = whole.rows(whole.ask(prompt, 4).said)
-    assert (as_floats(rows[:, 0]) == floats).all()
-
-
-def test_each_data_parallel_rank_writes_its_own(environment, tmp_path):
-    with serve(
-        environment,
-        tmp_path,
-        *AUX,
-        *("--dp-size", "2", "--chunked-prefill-size", "64"),
-        environ={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
-    ) as server:
-        asker = Asker(server.url, tmp_path / "spool")
-        answers = asker.ask_all(prompts(12, 20, 150, seed=5), 10, at_once=6)
-        assert {answer.meta["dp_rank"] for answer in answers} == {0, 1}
-        check_rows(asker, answers, environment, tmp_path)
-        with httpx.Client(base_url=server.url) as client:
-            assert client.get("/server_info").json()["eyas"]["hs_indices"]["eagle3"] == EAGLE3
-
-
-def test_ranks_of_one_model_write_once(environment, tmp_path):
-    with serve(
-        environment, tmp_path, *AUX, "--tp-size", "2", environ={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    ) as server:
-        asker = Asker(server.url, tmp_path / "spool")
-        check_rows(asker, asker.ask_all(prompts(4, 20, 60, seed=6), 4, at_once=4), environment, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "plugins", "words"),
-    [
-        (("--tokenizer-worker-num", "2"), {}, "--tokenizer-worker-num 1"),
-        ((), {"sglang": "9.9.9"}, "SGLang 9.9.9 was not tried with this plugin; tried: 0.5.23"),
-        (("--return-aux-hidden-state-layer-ids", "1", "7"), {}, "cannot give auxiliary layer 8"),
-    ],
-)
-def test_what_it_cannot_do_ends_the_server_at_its_start(environment, tmp_path, flags, plugins, words):
-    with (
-        pytest.raises(RuntimeError, match="did not start"),
-        serve(environment, tmp_path, *AUX, *flags, **plugins),
-    ):
-        pass
-    log = (tmp_path / "log").read_text()
-    assert words in log
-    assert "hint: " in log
 
 
 def until(condition):
