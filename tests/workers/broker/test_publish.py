@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from broker_stage import Stage, body_of
 
-from storage.errors import UnavailableError, UsageError
+from storage.errors import EyasError, UsageError
 from storage.sample import Failure, Finish, Response, SpoolRef, States
 from storage.sample import Stage as SampleStage
 from storage.tokens import as_tokens, response_digest
@@ -147,7 +147,7 @@ def test_a_refused_worker_says_so_in_one_line_and_ends_with_2(stage: Stage) -> N
     ],
 )
 def test_a_redis_that_does_not_answer_is_explained(url: str, code: str) -> None:
-    with pytest.raises(UnavailableError) as away:
+    with pytest.raises(EyasError) as away:
         ping_or_explain(url)
     assert away.value.code == code
     assert away.value.hint

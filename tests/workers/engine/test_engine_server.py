@@ -116,12 +116,16 @@ def test_a_spool_name_that_leaves_the_folder_or_a_layer_that_is_not_there_is_ref
 
 
 def test_a_full_spool_fails_the_request_and_not_the_server(tmp_path):
-    with running_engine("--spool-dir", tmp_path, "--spool-max-gb", 1e-5) as engine:
-        answer = ask(engine.url, body(list(range(7, 200)), states={"name": "x"}, max_new_tokens=1))
-        assert answer.status_code == 507
-        assert "holds its limit" in answer.json()["message"]
+    with running_engine("--spool-dir", tmp_path, "--spool-max-gb", 1.5e-4) as engine:
+        first, second = (
+            ask(engine.url, body(list(range(7, 200)), states={"name": name}, max_new_tokens=1))
+            for name in ("first", "second")
+        )
+        assert first.status_code == 200
+        assert second.status_code == 507
+        assert "holds its limit" in second.json()["message"]
         assert ask(engine.url, body()).status_code == 200
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
 def test_without_states_a_request_for_them_is_refused_as_by_a_stock_server():

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -51,6 +52,17 @@ class Scheduler:
         if self.capture.may_go(request, order_of(request)):
             return request.said
         return self.wait(request)
+
+    @contextmanager
+    def busy_writers(self):
+        """Both of the writer's threads have something else to do, so that no file can be there yet."""
+        release = threading.Event()
+        for _ in range(2):
+            self.writer._threads.submit(release.wait)
+        try:
+            yield
+        finally:
+            release.set()
 
     def wait(self, *requests):
         for request in requests:
@@ -168,10 +180,11 @@ def test_requests_of_one_batch_get_their_own_rows_and_others_none(scheduler):
     for request in (one, two):
         request.output_ids_through_stop.append(7)
     scheduler.run(Batch([one, silent, two], [5, 7, 3], [1, 1, 1], decode=True))
-    for request in (one, two):
-        request.output_ids_through_stop.append(7)
-        request.finish()
-        assert not scheduler.capture.may_go(request, order_of(request))
+    with scheduler.busy_writers():
+        for request in (one, two):
+            request.output_ids_through_stop.append(7)
+            request.finish()
+            assert not scheduler.capture.may_go(request, order_of(request))
     scheduler.wait(one, two)
     assert (scheduler.stored(one.said) == expected(one, 0, 6)).all()
     assert (scheduler.stored(two.said) == expected(two, 0, 4)).all()
@@ -197,8 +210,9 @@ def test_the_reply_waits_for_the_file_and_has_no_floats(scheduler):
     request = Request("a", 5)
     prefill(scheduler, request, [5])
     request.finish()
-    assert not scheduler.capture.may_go(request, order_of(request))
-    assert scheduler.capture.holding
+    with scheduler.busy_writers():
+        assert not scheduler.capture.may_go(request, order_of(request))
+        assert scheduler.capture.holding
     scheduler.wait(request)
     assert not scheduler.capture.holding
     assert scheduler.files() == ["file"]
@@ -217,8 +231,9 @@ def test_a_client_that_leaves_while_its_reply_is_held_leaves_no_file(scheduler):
     request = Request("abc", 5)
     prefill(scheduler, request, [5])
     request.finish()
-    assert not scheduler.capture.may_go(request, order_of(request))
-    scheduler.capture.abort("ab", everything=False)
+    with scheduler.busy_writers():
+        assert not scheduler.capture.may_go(request, order_of(request))
+        scheduler.capture.abort("ab", everything=False)
     assert scheduler.wait(request)["error"] == "states.aborted"
     scheduler.writer.close()
     assert scheduler.files() == []
