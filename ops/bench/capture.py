@@ -93,16 +93,16 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=1024, help="H (default 1024)")
     parser.add_argument("--layers", type=int, default=2, help="blocks (default 2)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (default 7)")
-    parser.add_argument("--spool-dir", type=Path, help="default: a temporary folder")
+    parser.add_argument("--spool-dir", type=Path, help="default: one in memory (/dev/shm), else temporary")
     parser.add_argument("--quick", action="store_true", help="small: shows only that it runs")
     arguments = parser.parse_args()
     if not arguments.python:
         say("error: no SGLang\n\nhint: set EYAS_SGLANG_PYTHON to the Python of its environment")
         return 2
     rounds = 1 if arguments.quick else arguments.rounds
-    scale = 1 if arguments.quick else 2
+    scale = 1 if arguments.quick else 4
     loads = (
-        Load(name="capture", requests=4 * scale, prompt_tokens=512, new_tokens=1, at_once=8),
+        Load(name="capture", requests=4 * scale, prompt_tokens=512, new_tokens=1, at_once=3 * scale),
         Load(name="inline", requests=4 * scale, prompt_tokens=128, new_tokens=64, at_once=16),
     )
     with ExitStack() as stack:
@@ -115,7 +115,9 @@ def main() -> int:
 
 def _turns(stack: ExitStack, folder: Path, arguments: argparse.Namespace) -> tuple[Turn, ...]:
     """Start the servers."""
-    model, spool = folder / "model", arguments.spool_dir or folder / "spool"
+    model = folder / "model"
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    spool = arguments.spool_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
     script = Path(__file__).with_name("wide_model.py")
     made = [arguments.python, str(script), str(model), str(arguments.hidden), str(arguments.layers)]
     subprocess.run(made, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

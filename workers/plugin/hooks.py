@@ -6,6 +6,7 @@ is in `capture.py`; this file only knows where.
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from workers.plugin.writing import Writer
 
 logger = logging.getLogger("eyas")
 Original = Callable[..., Any]
+IDLE_S = 0.0005
+"""Each turn of an idle scheduler while a reply waits for its file."""
 _SRT = "sglang.srt."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 _RESULTS = _SRT + "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
@@ -54,6 +57,7 @@ class Hooks:
             _OUTPUT + "SchedulerOutputStreamer.is_request_level_customized_info_key": self.once_a_request,
             _SCHEDULER + "ingest_requests": self.ingest_requests,
             _SCHEDULER + "abort_request": self.abort_request,
+            _SCHEDULER + "on_idle": self.on_idle,
             _SRT + "managers.scheduler_components.idle_sleeper.IdleSleeper.maybe_sleep": self.maybe_sleep,
             _SRT + "managers.tokenizer_manager.TokenizerManager.update_request_meta_info": self.meta_info,
         }
@@ -171,6 +175,13 @@ class Hooks:
         if self._capture is not None and self._capture.holding:
             self._capture.abort(asked.rid or "", everything=bool(asked.abort_all) or not asked.rid)
         return original(scheduler, asked)
+
+    def on_idle(self, original: Original, scheduler: Any) -> Any:
+        """With nothing to compute the loop spins, and keeps the interpreter from the writers it waits for."""
+        result = original(scheduler)
+        if self._capture is not None and self._capture.holding:
+            time.sleep(IDLE_S)
+        return result
 
     def maybe_sleep(self, original: Original, sleeper: Any) -> None:
         """With `--sleep-on-idle`: not for a second while a reply waits."""
