@@ -17,9 +17,13 @@ from tests.sglang.flavours import Flavour
 from tests.sglang.jobs import Office
 from tests.system.machine import machine_in
 
+HERE = Path(__file__).parent
 TALLY = pytest.StashKey[Tally]()
 TIMEOUT_S = 400
 """Of a test: most of it is for a start of a server on a machine that does other things too."""
+
+
+SERVERS = pytest.StashKey["Servers"]()
 
 
 class Servers:
@@ -57,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests in folders below start servers of their own, which would wait for ours to end."""
+    if item.path.parent != HERE and SERVERS in item.config.stash:
+        item.config.stash[SERVERS].stop()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     lines = list(config.stash[TALLY].lines())
     if lines:
@@ -78,9 +88,11 @@ def environment() -> Environment:
 
 
 @pytest.fixture(scope="session")
-def servers(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(
+    environment: Environment, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Servers]:
     """Where a test gets its server."""
-    it = Servers(environment, tmp_path_factory.mktemp("servers"))
+    it = pytestconfig.stash[SERVERS] = Servers(environment, tmp_path_factory.mktemp("servers"))
     try:
         yield it
     finally:

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 STATES = "--enable-return-hidden-states"
 WHOLE_PREFILLS = ("--chunked-prefill-size", "-1")
-TIGHT = ("--max-total-tokens", "1500", "--schedule-conservativeness", "0.01")
+AUXILIARY = ("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3")
+TIGHT = ("--max-total-tokens", "2100", "--schedule-conservativeness", "0.01")
 """Memory for a dozen requests, given away as if responses were short: requests are retracted."""
+HOPEFUL = {"SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "4"}
+"""After a retraction it believes in short responses again at once, and retracts more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +22,18 @@ class Flavour:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-FINAL = Flavour(name="final", flags=(STATES, *WHOLE_PREFILLS))
-"""Stock, as the README says to start it, with its prefix cache on: the final state."""
-RETRACTING = Flavour(name="retracting", flags=(STATES, *WHOLE_PREFILLS, *TIGHT))
-"""Stock, and takes requests back in the middle."""
-CHUNKING = Flavour(name="chunking", flags=(STATES, "--chunked-prefill-size", "64", *TIGHT))
+FINAL = Flavour(name="final", flags=(STATES, *WHOLE_PREFILLS, *TIGHT), environ=HOPEFUL)
+"""Stock, as the README says to start it, but with its prefix cache on and too little memory."""
+CHUNKING = Flavour(
+    name="chunking",
+    flags=(STATES, "--chunked-prefill-size", "64", "--max-running-requests", "64"),
+    # SGLang's own switch for tests: a request is taken back every so many steps, memory or not.
+    environ={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "10"},
+)
 """Stock, and does everything that loses rows: chunks, retracts and caches."""
 AUX_ON_TWO_RANKS = Flavour(
     name="aux-dp2",
-    flags=(
-        *(STATES, *WHOLE_PREFILLS, "--dp-size", "2"),
-        *("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"),
-    ),
+    flags=(STATES, *WHOLE_PREFILLS, *AUXILIARY, "--dp-size", "2"),
     # SGLang wants to be told which cores a rank has where there are fewer NUMA nodes than ranks.
     environ={"SGLANG_CPU_OMP_THREADS_BIND": f"{min(os.sched_getaffinity(0))}|{max(os.sched_getaffinity(0))}"},
 )

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sglang.comparison import MOST_ERROR, Compared, Reference, Tally, stored_samples
 from tests.sglang.conftest import Servers
-from tests.sglang.flavours import AUX_ON_TWO_RANKS, FINAL, RETRACTING
+from tests.sglang.flavours import AUX_ON_TWO_RANKS, FINAL
 from tests.sglang.jobs import Office, flags_of, write_prompts, write_tokenized
 
 pytestmark = pytest.mark.sglang
@@ -61,14 +61,14 @@ def test_one_row_that_is_not_its_tokens_own_is_found(
 def test_states_taken_while_requests_are_retracted_lack_no_row_and_repeat_none(
     servers: Servers, office: Office, reference: Reference, tally: Tally
 ) -> None:
-    write_prompts(office.machine.folder / "r.jsonl", 80, longest_words=40, seed=1)
-    url = servers.get(RETRACTING).url
+    write_prompts(office.machine.folder / "r.jsonl", 100, longest_words=40, seed=1)
+    url = servers.get(FINAL).url
     output = office.run(
         "retracted",
-        *flags_of(manifest="r.jsonl", server_url=url, capture="final", states="inline", short_max_tokens=100),
+        *flags_of(manifest="r.jsonl", server_url=url, capture="final", states="inline", short_max_tokens=200),
     )
     samples = stored_samples(output, last_row=False)
-    assert len(samples) == 80
+    assert len(samples) == 100
     retracted = sum(one.retractions > 0 for one in samples)
     assert retracted >= 5
     found = reference.compare(samples, FINAL_STATE)

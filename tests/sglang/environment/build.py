@@ -102,8 +102,10 @@ def _run(*command: str) -> None:
 
 
 def _say(text: str) -> None:
-    pass
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
     built = find_or_build()
+    sys.stdout.write(f"python={built.python}\nmodel={built.model}\n")

@@ -5,6 +5,7 @@ found. The weights are the served ones, computed in float32, each sequence alone
 caching or bf16 arithmetic is in what the served rows are compared with.
 """
 
+import json
 import sys
 from typing import Any
 
@@ -67,10 +68,11 @@ def compare(model: Any, content: Any) -> dict[str, Any]:
 def main() -> None:
     """Answer until stdin ends."""
     torch.set_num_threads(1)
-    AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     for line in sys.stdin:
-        with np.load(line.strip()):
-            pass
+        with np.load(line.strip()) as content:
+            sys.stdout.write(json.dumps(compare(model, content)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
