@@ -1,6 +1,6 @@
 """How full the lanes keep a server, against a bare asyncio loop with the same limits.
 
-    python ops/bench/lanes.py [--quick] [--seconds 5] [--rounds 10] [--short 150] [--long 32]
+    python -m ops.bench.lanes [--quick] [--seconds 5] [--rounds 10] [--short 150] [--long 32]
 
 Both lanes together call one paced server, in a process of its own, that takes the same time for
 every call and knows exactly how many are in flight. N is `rounds` × limits, so the best possible
@@ -33,6 +33,7 @@ import numpy as np
 import redis
 from httpx_aiohttp import AiohttpTransport
 
+from ops.bench.report import Row, print_rows, say
 from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from storage.run import Run, RunSpec, Sampling, StatesMode
 from storage.settings import RunSettings
@@ -276,7 +277,7 @@ def _body(raw: bytes) -> bytes:
 
 
 def main() -> None:
-    """Print one JSON line a figure."""
+    """Measure and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="calls of 1 s, 4 rounds: shows that it runs")
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -297,7 +298,7 @@ def main() -> None:
         redis_arguments(find_redis(), folder=folder, port=port, password=None), folder / "redis.log"
     )
     server = start(
-        [sys.executable, "ops/bench/paced_server.py", "--seconds", str(plan.seconds)],
+        [sys.executable, "-m", "ops.bench.paced_server", "--seconds", str(plan.seconds)],
         folder / "server.log",
         stdout=subprocess.PIPE,
     )
@@ -307,27 +308,36 @@ def main() -> None:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{json.loads(server.stdout.readline())['port']}"
             until(lambda: _answers(redis_url), "Redis answers", 20)
-            for tokens in (128, 1024, 4096):
-                print(json.dumps({"message": message_bytes(redis_url, folder, tokens)}), flush=True)
+            sizes = {n: message_bytes(redis_url, folder, n)["bytes_in_redis"] for n in (128, 1024, 4096)}
             before = asyncio.run(bare(plan, url))
             measured = lanes(plan, folder, url, redis_url)
             after = asyncio.run(bare(plan, url))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     bare_s = (before + after) / 2
-    row = {
-        "calls": plan.calls,
-        "in_flight_to_limit": round(measured["fill"], 4),
-        "time_to_bare_loop": round(measured["elapsed_s"] / bare_s, 4),
-        "time_to_ideal": round(measured["elapsed_s"] / (plan.rounds * plan.seconds), 4),
-        "bare_to_ideal": [round(each / (plan.rounds * plan.seconds), 4) for each in (before, after)],
-        "peak_in_flight": measured["peak"],
-        "limit": sum(plan.limits.values()),
-        "publish_us_per_message": round(measured["publish_us"]),
-        "worker_cpu_ms_per_call": round(measured["cpu_ms_per_call"], 2),
-        **{name: round(value, 1) for name, value in measured.items() if name.startswith("rss")},
-    }
-    print(json.dumps(row), flush=True)
+    ideal_s = plan.rounds * plan.seconds
+    say(
+        f"{plan.calls} calls: bare loop ÷ ideal {before / ideal_s:.3f} before, {after / ideal_s:.3f} after; "
+        f"lanes ÷ ideal {measured['elapsed_s'] / ideal_s:.3f}; peak in flight {measured['peak']} of "
+        f"{sum(plan.limits.values())}; {measured['publish_us']:.0f} µs to publish a message; "
+        f"{measured['cpu_ms_per_call']:.1f} ms of workers' CPU a call"
+    )
+    rss = max(value for name, value in measured.items() if name.startswith("rss"))
+    print_rows(
+        [
+            Row(what="in flight ÷ limit, mean, 150 + 32 together", measured=measured["fill"], at_least=0.98),
+            Row(
+                what="time for these calls ÷ a bare asyncio httpx loop",
+                measured=measured["elapsed_s"] / bare_s,
+                at_most=1.03,
+            ),
+            Row(what="memory of a lane with 150 in flight", measured=rss, at_most=300, unit="MB"),
+            *(
+                Row(what=f"bytes in Redis of a prompt of {tokens} tokens", measured=size, unit="B")
+                for tokens, size in sizes.items()
+            ),
+        ]
+    )
 
 
 def _answers(redis_url: str) -> bool:
