@@ -110,6 +110,7 @@ def reference(environment: Environment, tmp_path_factory: pytest.TempPathFactory
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     """A machine that is up: Redis, lanes and a sink, no engine."""
     with machine_in(tmp_path_factory.mktemp("machine")) as machine:
+        machine.environment |= {"EYAS_NODE": "here", "EYAS_SPOOL_DIR": str(machine.folder / "spool")}
         up = machine.up("--no-flower")
         assert up.returncode == 0, up.stderr
         yield Office(machine)

@@ -28,7 +28,7 @@ CHUNKING = Flavour(
     name="chunking",
     flags=(STATES, "--chunked-prefill-size", "64", "--max-running-requests", "64"),
     # SGLang's own switch for tests: a request is taken back every so many steps, memory or not.
-    environ={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "10"},
+    environ={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"},
 )
 """Stock, and does everything that loses rows: chunks, retracts and caches."""
 AUX_ON_TWO_RANKS = Flavour(
@@ -38,3 +38,5 @@ AUX_ON_TWO_RANKS = Flavour(
     environ={"SGLANG_CPU_OMP_THREADS_BIND": f"{min(os.sched_getaffinity(0))}|{max(os.sched_getaffinity(0))}"},
 )
 """Stock, EAGLE-3's three layers in place of the final state, from two data-parallel ranks."""
+CHUNKING_EAGLE3 = Flavour(name="plugin", flags=(*CHUNKING.flags, *AUXILIARY), environ=CHUNKING.environ)
+"""To be started with the plugin: chunks, retracts and caches, and has the layers beside the final state."""

@@ -4,7 +4,7 @@ import json
 import random
 import string
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,11 @@ class Office:
     """A machine that is up without an engine, and what a person does on it."""
 
     machine: Machine
+
+    @property
+    def of_plugin(self) -> Mapping[str, str]:
+        """What a server with the plugin must be told to share this machine's spool."""
+        return {name: self.machine.environment[name] for name in ("EYAS_NODE", "EYAS_SPOOL_DIR")}
 
     def enqueue(self, output: str, *flags: str) -> "subprocess.CompletedProcess[str]":
         """`producer enqueue` into this folder of the machine's."""

@@ -28,7 +28,7 @@ def relative_error(served: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (served - right).norm(dim=-1) / right.norm(dim=-1)
 
 
-def compare(model: Any, content: Any) -> dict[str, Any]:
+def compare(model: Any, content: dict[str, Any]) -> dict[str, Any]:
     """Every row of every sample against transformers, and the generated tokens against its argmax."""
     rows = positions = unlike = 0
     worst_cosine, worst_error, worst_margin, shifted = 1.0, 0.0, 0.0, []
@@ -70,9 +70,11 @@ def main() -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
     for line in sys.stdin:
-        with np.load(line.strip()) as content:
-            sys.stdout.write(json.dumps(compare(model, content)) + "\n")
-            sys.stdout.flush()
+        with np.load(line.strip()) as file:
+            # Each look into the file reads a whole array.
+            content = dict(file)
+        sys.stdout.write(json.dumps(compare(model, content)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
