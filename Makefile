@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 # Two cores are shared by many processes here; BLAS threads of their own only get in the way.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow lint format bench bench-quick clean
+.PHONY: help demo test test-slow test-sglang lint format bench bench-quick clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -20,6 +20,9 @@ test: $(VENV)/.dev ## Run the tests (under 6 minutes)
 
 test-slow: $(VENV)/.dev ## Run the kill suites and other slow tests
 	python -m pytest -m slow --durations=10
+
+test-sglang: $(VENV)/.dev ## Run the tests that need a real SGLang: EYAS_SGLANG_PYTHON, else one is built (2.5 GB)
+	python -m pytest -m sglang --durations=10
 
 lint: $(VENV)/.dev ## Check format, lint, types and import arrows
 	ruff format --check .
