@@ -21,10 +21,7 @@ test: $(VENV)/.dev ## Run the tests (under 6 minutes)
 test-slow: $(VENV)/.dev ## Run the kill suites and other slow tests
 	python -m pytest -m slow --durations=10
 
-test-sglang: $(VENV)/.dev ## Run the tests that need a real SGLang: EYAS_SGLANG_PYTHON, else one is built (2.5 GB)
-	python -m pytest -m sglang --durations=10
-
-test-sglang: $(VENV)/.dev ## Run the tests on a real SGLang on the CPU (builds it once: some minutes, 2.5 GB)
+test-sglang: $(VENV)/.dev ## Run the tests on a real SGLang: EYAS_SGLANG_PYTHON, else one is built once (2.5 GB)
 	python -m tests.sglang.environment.build
 	python -m pytest -m sglang tests/sglang --durations=10
 

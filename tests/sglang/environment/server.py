@@ -1,6 +1,6 @@
 """Starts a real SGLang on this machine's CPU for a test, and ends it with all of its processes.
 
-One at a time on the machine, however many test runs there are: an idle scheduler burns a whole core.
+One at a time on the machine, however many test runs there are: each takes a core and a half.
 What is asked of the server is the test's; how its environment is made is in `build.py`.
 """
 
@@ -24,7 +24,8 @@ START_WITHIN_S = 240.0
 """A start takes 20 s on an idle core; the rest is for machines that do other things too."""
 FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup"),
+    # an idle scheduler that does not sleep burns a whole core
+    *("--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"),
     *("--context-length", "2048", "--max-total-tokens", "16384", "--max-running-requests", "32"),
     # of memory that other programs use too: the default claims nearly all of it
     *("--mem-fraction-static", "0.3"),
