@@ -12,7 +12,7 @@ import time
 
 from ops.bench.report import read_row, say
 
-BENCHES = ("first_output", "enqueue", "client", "lanes", "sink_write", "resume")
+BENCHES = ("first_output", "enqueue", "client", "lanes", "sink_write", "decode", "resume")
 """Modules of this folder, the quick ones first."""
 
 
