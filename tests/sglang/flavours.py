@@ -35,7 +35,7 @@ AUX_ON_TWO_RANKS = Flavour(
     name="aux-dp2",
     flags=(STATES, *WHOLE_PREFILLS, *AUXILIARY, "--dp-size", "2"),
     # SGLang wants to be told which cores a rank has where there are fewer NUMA nodes than ranks.
-    environ={"SGLANG_CPU_OMP_THREADS_BIND": f"{min(os.sched_getaffinity(0))}|{max(os.sched_getaffinity(0))}"},
+    environ={"SGLANG_CPU_OMP_THREADS_BIND": f"0|{(os.cpu_count() or 1) - 1}"},
 )
 """Stock, EAGLE-3's three layers in place of the final state, from two data-parallel ranks."""
 CHUNKING_EAGLE3 = Flavour(name="plugin", flags=(*CHUNKING.flags, *AUXILIARY), environ=CHUNKING.environ)
