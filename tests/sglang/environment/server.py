@@ -6,7 +6,6 @@ What is asked of the server is the test's; how its environment is made is in `bu
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +19,9 @@ from pathlib import Path
 
 from tests.sglang.environment.build import Environment, alone, cache_folder
 
+KEEPER = '("$@"; kill -KILL 0) & cat; kill -KILL 0'
+"""A shell that leads the server's process group and kills all of it when the server ends or when its own
+stdin does, as that of a test run that was killed. The detokenizer does not notice by itself."""
 START_WITHIN_S = 240.0
 """A start takes 20 s on an idle core; the rest is for machines that do other things too."""
 FLAGS = (
@@ -40,12 +42,12 @@ class RealServer:
 
     url: str
     process: "subprocess.Popen[bytes]"
-    """Its first process, the leader of the group of all."""
+    """The keeper of its process group; it ends with the server."""
     log: Path
 
     @property
     def alive(self) -> bool:
-        """Whether its first process runs."""
+        """Whether it runs."""
         return self.process.poll() is None
 
 
@@ -71,8 +73,7 @@ def _start(
 ) -> RealServer:
     port = _free_port()
     command = [
-        # Killed with the tests that started it, when these are killed: nobody would end it else.
-        *(["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []),
+        *("sh", "-c", KEEPER, "keeper"),
         *(str(environment.python), "-m", "sglang.launch_server"),
         *("--model-path", str(environment.model), "--host", "127.0.0.1", "--port", str(port)),
         *FLAGS,
@@ -92,7 +93,7 @@ def _start(
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environ,
@@ -117,15 +118,24 @@ def _await_ready(server: RealServer) -> None:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Kill the group and take away the shared memory it had: asked to end, an idle one still drains 10 s."""
-    try:
-        maps = Path(f"/proc/{process.pid}/maps").read_text()
-    except OSError:
-        maps = ""
+    left = _shared_memory(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for left in set(re.findall(r"/dev/shm/\S+", maps)):
-        Path(left).unlink(missing_ok=True)
+    assert process.stdin is not None
+    process.stdin.close()
+    for path in left:
+        path.unlink(missing_ok=True)
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """The files in memory that processes of this group have mapped."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(process.name)) == group:
+                found |= set(re.findall(r"/dev/shm/\S+", (process / "maps").read_text()))
+    return {Path(path) for path in found}
 
 
 def _free_port() -> int:
