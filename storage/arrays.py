@@ -30,6 +30,7 @@ from storage.codec import (
 )
 from storage.errors import DamagedError
 from storage.files import read_whole
+from storage.json_records import is_count, parse_json
 
 NO_CHUNK = 2**64 - 1
 """What a shard's index holds for a chunk that was not written: it is all zero."""
@@ -115,7 +116,10 @@ class Layout:
             if codec is None or endian != "little" or separator != "." or tuple(rest) != shape[1:]:
                 return None
             dtype = np.dtype(content["data_type"]).newbyteorder("<")
-        except (KeyError, TypeError, ValueError, IndexError):
+            shards = rows if shard_rows is None else shard_rows
+            if not (is_count(rows) and is_count(shards)) or rows < 1 or shards < rows or shards % rows:
+                return None
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
         return cls(shape=shape, dtype=dtype, chunk_rows=rows, shard_rows=shard_rows, codec=codec)
 
@@ -168,9 +172,15 @@ class ArrayFile:
         """Read the metadata; raises `FileNotFoundError`, or `DamagedError` when it is no array's."""
         self.folder = folder
         try:
-            content = json.loads(read_whole(f"{folder}/zarr.json"))
+            content = parse_json(read_whole(f"{folder}/zarr.json"))
             self.shape: tuple[int, ...] = tuple(content["shape"])
+            if not self.shape or not all(is_count(size) and size >= 0 for size in self.shape):
+                raise ValueError(f"shape `{self.shape}`"[:200])
+            if not isinstance(content["data_type"], str):
+                raise ValueError(f"data type `{content['data_type']}`"[:200])
             self.dtype = np.dtype(content["data_type"])
+            if self.dtype.kind not in "biuf":  # never objects: their bytes would be pointers
+                raise ValueError(f"data type `{self.dtype}`")
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"`{folder}` is not an array: {error!r}", code="array.damaged") from None
         self._layout = Layout.from_json(content)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError, UsageError
+from storage.json_records import parse_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a dataset, node or capture may be called: it becomes a folder's name."""
@@ -61,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises `DamagedError` when it is not a JSON object and `FileNotFoundError` when it is not there.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise DamagedError(f"`{path}` is not JSON: {error}", code="file.damaged") from None
     if not isinstance(content, dict):

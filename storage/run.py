@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError, UnsuitableError
-from storage.files import create_json, read_json
+from storage.files import NAME, create_json, read_json
+from storage.json_records import read_record
 
 DEFAULT_OUTPUT_DIR = "eyas-data"
 """The run's folder, below the working folder, when nobody names one."""
@@ -58,10 +59,14 @@ class CaptureSpec:
     hidden_size: int
     """H."""
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any] | None) -> "CaptureSpec | None":
-        """The inverse of `asdict`; None for None."""
-        return cls(**{**content, "hs_indices": tuple(content["hs_indices"])}) if content else None
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what is no capture: its name becomes a folder's."""
+        if (
+            not NAME.fullmatch(self.name)
+            or not self.hs_indices
+            or min(self.hidden_size, *self.hs_indices) < 0
+        ):
+            raise ValueError(f"no capture: `{self}`"[:200])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +96,8 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunSpec":
-        """The inverse of `to_json`; raises `KeyError`, `TypeError` or `ValueError`."""
-        return cls(
-            **{
-                **content,
-                "sampling": Sampling(**content["sampling"]),
-                "states": StatesMode(content["states"]),
-                "capture": CaptureSpec.from_json(content["capture"]),
-            }
-        )
+        """The inverse of `to_json`; raises `ValueError`."""
+        return read_record(cls, content, extra="refused")
 
     @property
     def fingerprint(self) -> str:
@@ -140,8 +138,8 @@ class DatasetSpec:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "DatasetSpec":
-        """The inverse of `to_json`, other keys ignored."""
-        return cls(**{f.name: content[f.name] for f in fields(cls)})
+        """The inverse of `to_json`, other keys ignored; raises `ValueError`."""
+        return read_record(cls, content, extra="ignored")
 
     @property
     def fingerprint(self) -> str:
@@ -178,7 +176,7 @@ def read_run(output: Path) -> Run | None:
     except FileNotFoundError:
         return None
     if not isinstance(content.get("format", 0), int):
-        raise DamagedError(f"`{path}` is not a run: format `{content['format']}`", code="run.damaged")
+        raise DamagedError(f"`{path}` is not a run: format `{content['format']}`"[:300], code="run.damaged")
     if content.get("format", 0) > FORMAT:
         raise UnsuitableError(
             f"`{path}` has format `{content['format']}`; this Eyas reads up to `{FORMAT}`",
@@ -186,10 +184,11 @@ def read_run(output: Path) -> Run | None:
             hint="pip install --upgrade eyas",
         )
     try:
-        run = Run(id=content["id"], spec=RunSpec.from_json(content["spec"]))
-    except (KeyError, TypeError, ValueError) as error:
+        run = Run(id=str(content["id"]), spec=RunSpec.from_json(content["spec"]))
+        fits = run.spec.fingerprint == content.get("fingerprint")
+    except (KeyError, ValueError) as error:
         raise DamagedError(f"`{path}` is not a run: {error!r}", code="run.damaged") from None
-    if run.spec.fingerprint != content.get("fingerprint"):
+    if not fits:
         raise DamagedError(
             f"`{path}` was edited: its fingerprint does not match",
             code="run.edited",

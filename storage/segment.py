@@ -8,7 +8,6 @@ it, a segment that is whole. Names are never used again. What is in a segment is
 """
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,8 @@ from numpy.typing import NDArray
 from storage.arrays import ArrayFile, Layout, sharded_layout, write_metadata, write_plain
 from storage.codec import CRC_BYTES, Codec, checked
 from storage.errors import DamagedError, EyasError, FullError, UnavailableError
-from storage.files import create_json, fsync_folder, read_whole
+from storage.files import NAME, create_json, fsync_folder, read_whole
+from storage.json_records import is_count, parse_json
 from storage.shard import ShardWriter
 from storage.tokens import ID_BYTES
 
@@ -58,7 +58,9 @@ class SegmentName:
     def parse(cls, text: str) -> "SegmentName | None":
         """The name in this text, or None when it is no segment's."""
         found = _NAME.fullmatch(text)
-        return cls(node=found["node"], seq=int(found["seq"])) if found else None
+        if found is None or not (found["node"] is None or NAME.fullmatch(found["node"])):
+            return None
+        return cls(node=found["node"], seq=int(found["seq"]))
 
 
 def list_segments(parent: Path, but: Collection[str] = ()) -> list[SegmentName]:
@@ -85,8 +87,15 @@ class Segment:
         self.name = name
         self.path = parent / str(name)
         try:
-            self.attributes: dict[str, Any] = json.loads(read_whole(f"{self.path}/zarr.json"))["attributes"]
-            self.samples = int(self.attributes["samples"])
+            content = parse_json(read_whole(f"{self.path}/zarr.json"))
+            self.attributes: dict[str, Any] = dict(content["attributes"])
+            self.samples: int = self.attributes["samples"]
+            replaces = self.attributes.get("replaces", [])
+            if not is_count(self.samples) or self.samples < 0:
+                raise ValueError(f"`{self.samples}` samples"[:200])
+            # Names that a compaction will delete: they must not lead out of this folder.
+            if not all(isinstance(one, str) and SegmentName.parse(one) for one in replaces):
+                raise ValueError(f"it replaces `{replaces}`"[:200])
         except FileNotFoundError:
             if not self.path.exists():
                 raise

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError
-from storage.files import read_json, write_json
+from storage.files import NAME, read_json, write_json
+from storage.json_records import read_record
 from storage.run import CaptureSpec, StatesMode
 
 
@@ -41,8 +42,15 @@ class RunSettings:
     states: StatesMode
     capture: CaptureSpec | None
     allow_quantized_kv: bool = False
+    check_every: int = 500
+    """One sample in so many is captured a second time and checked; 0 for none."""
     datasets: Mapping[str, DatasetSettings] = field(default_factory=dict)
     """Dataset → what is wanted of it; a dataset not named here is not wanted."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a dataset that cannot be a folder's name."""
+        if wrong := [name for name in self.datasets if not NAME.fullmatch(name)]:
+            raise ValueError(f"no dataset's name: `{wrong[0]}`"[:200])
 
     def to_json(self) -> dict[str, Any]:
         """As `settings.json` and Redis hold it."""
@@ -50,17 +58,8 @@ class RunSettings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RunSettings":
-        """The inverse of `to_json`; raises `KeyError`, `TypeError` or `ValueError`."""
-        return cls(
-            **{
-                **content,
-                "server_urls": tuple(content["server_urls"]),
-                "capture_urls": tuple(content["capture_urls"]),
-                "states": StatesMode(content["states"]),
-                "capture": CaptureSpec.from_json(content["capture"]),
-                "datasets": {k: DatasetSettings(**v) for k, v in content["datasets"].items()},
-            }
-        )
+        """The inverse of `to_json`; raises `ValueError`."""
+        return read_record(cls, content, extra="refused")
 
 
 def read_settings(output: Path) -> RunSettings:
@@ -71,7 +70,7 @@ def read_settings(output: Path) -> RunSettings:
     path = output / "settings.json"
     try:
         return RunSettings.from_json(read_json(path))
-    except (DamagedError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (DamagedError, ValueError) as error:
         raise DamagedError(
             error.message if isinstance(error, DamagedError) else f"`{path}` cannot be read: {error!r}",
             code="settings.damaged",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from storage.errors import FullError, SpoolLostError, UnavailableError
 from storage.files import NAME
+from storage.json_records import parse_json
 from storage.sample import SpoolRef
 
 MAGIC = b"EYASPOOL"
@@ -166,7 +167,7 @@ def _read_header(header: bytes) -> tuple[tuple[int, ...], int] | None:
     if header[:8] != MAGIC or int.from_bytes(header[8:12], "little") != VERSION or length > HEADER_BYTES - 16:
         return None
     try:
-        content = json.loads(header[16 : 16 + length])
+        content = parse_json(header[16 : 16 + length])
         return tuple(content["shape"]), content["crc32"]
     except (ValueError, KeyError, TypeError):
         return None

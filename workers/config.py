@@ -5,7 +5,6 @@ defaults. Flags come before all of these and are the commands' business. What be
 (servers, limits, caps) is not here: workers learn it from Redis.
 """
 
-import json
 import math
 import os
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 
 from storage.errors import UsageError
 from storage.files import checked_name
+from storage.json_records import parse_json
 from storage.suggest import did_you_mean
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -86,7 +86,7 @@ def read_state(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         status = path.stat()
         if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
             return {}
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -117,7 +117,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"`{path}` is not TOML: {error}",
             code="settings.syntax",

@@ -13,9 +13,10 @@ from typing import Any
 from redis import Redis
 
 from storage.errors import UnsuitableError
+from storage.json_records import parse_json
 from storage.run import Run, RunSpec, read_run
 from storage.settings import RunSettings
-from workers.broker.keys import BOARD, RUN, SETTINGS, WINDOW
+from workers.broker.keys import BOARD, FIRST_FACTS, RUN, SETTINGS, WINDOW
 from workers.config import state_dir
 
 CLAIM = """
@@ -25,14 +26,14 @@ if held then
   local run = cjson.decode(held)
   if run.id ~= ARGV[1] then
     if not run.finished then return held end
-    redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+    redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
   end
 end
 redis.call('SET', KEYS[1], ARGV[2])
 return false
 """
 """Look and write in one step, so that of two runs that begin at once one is refused. A finished
-run's settings, window and board go with it: they would be read as the new run's."""
+run's settings, window, board and servers go with it."""
 
 FINISH = """
 local held = redis.call('GET', KEYS[1])
@@ -91,10 +92,10 @@ class RunView:
         """The inverse of `to_json`; raises `KeyError`, `TypeError` or `ValueError`."""
         run = content["run"]
         return cls(
-            run=Run(id=run["id"], spec=RunSpec.from_json(run["spec"])),
+            run=Run(id=str(run["id"]), spec=RunSpec.from_json(run["spec"])),
             settings=RunSettings.from_json(content["settings"]),
-            output_dir=content["output_dir"],
-            closed=frozenset(content["closed"]),
+            output_dir=str(content["output_dir"]),
+            closed=frozenset(map(str, content["closed"])),
         )
 
 
@@ -136,7 +137,7 @@ def claim_if_absent(redis: Redis, run: Run, output_dir: str | Path) -> None:
 def _claim(redis: Redis, run: Run, output_dir: str | Path, when: str) -> dict[str, Any] | None:
     """None when claimed, otherwise what is in the way."""
     new = json.dumps(Carried(run=run, output_dir=str(output_dir), finished=False).to_json())
-    held = redis.eval(CLAIM, 4, RUN, SETTINGS, WINDOW, BOARD, run.id, new, when)
+    held = redis.eval(CLAIM, 5, RUN, SETTINGS, WINDOW, BOARD, FIRST_FACTS, run.id, new, when)
     return None if held is None else dict(json.loads(held))
 
 
@@ -163,8 +164,8 @@ def read_carried(redis: Redis) -> Carried | None:
         return None
     try:
         return Carried(
-            run=Run(id=content["id"], spec=RunSpec.from_json(content["spec"])),
-            output_dir=content["output_dir"],
+            run=Run(id=str(content["id"]), spec=RunSpec.from_json(content["spec"])),
+            output_dir=str(content["output_dir"]),
             finished=bool(content["finished"]),
         )
     except (KeyError, TypeError, ValueError):
@@ -201,7 +202,7 @@ def _read(redis: Redis, key: str) -> dict[str, Any] | None:
     if data is None:
         return None
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except ValueError:
         return None
     return content if isinstance(content, dict) else None

@@ -5,7 +5,6 @@ otherwise, a conversation gives everything up to its last user turn and `turns` 
 Nothing here renders or tokenizes (`template.py`); what cannot be used comes back as `Dropped`.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from storage.json_records import parse_json
 
 
 class Form(StrEnum):
@@ -186,7 +187,7 @@ def _is_json_list(text: str) -> bool:
 def _conversation(value: Any) -> Talk | Dropped:
     if isinstance(value, str) and _is_json_list(value):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             return Dropped(Reason.WRONG_TYPE, "a JSON string that is none")
     if not isinstance(value, Sequence) or isinstance(value, str):

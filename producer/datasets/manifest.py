@@ -93,7 +93,7 @@ def read_manifest(path: Path) -> Manifest:
             code="manifest.missing",
             hint="name one with `--manifest`, or leave it out for the bundled prompts",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"manifest `{path}` is not TOML: {error}",
             code="manifest.syntax",

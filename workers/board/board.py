@@ -5,14 +5,13 @@ Overwritten as a whole, so a lost or repeated one does no harm. How the numbers 
 """
 
 import json
-import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from redis import Redis
 
-from workers.board.json_records import read_record
+from storage.json_records import parse_json, read_record
 from workers.board.processes import ServerState
 from workers.broker.keys import BOARD
 
@@ -154,8 +153,8 @@ class Board:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Board":
-        """The inverse of `to_json`; keys of newer versions are ignored."""
-        return typing.cast(Board, read_record(cls, content))
+        """The inverse of `to_json`; keys of newer versions are ignored. Raises `ValueError`."""
+        return read_record(cls, content, extra="ignored")
 
     @property
     def wanted(self) -> int:
@@ -177,6 +176,6 @@ def read_board(redis: Redis) -> Board | None:
     """The board last written, or None when there is none that can be read."""
     data = redis.get(BOARD)
     try:
-        return None if data is None else Board.from_json(json.loads(data))
-    except (KeyError, TypeError, ValueError):
+        return None if data is None else Board.from_json(parse_json(data))
+    except ValueError:
         return None

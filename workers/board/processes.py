@@ -6,7 +6,6 @@ no harm, and a process that says nothing any more is forgotten. What the feeder 
 """
 
 import json
-import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Any
 
 from redis import Redis
 
-from workers.board.json_records import read_record
+from storage.json_records import parse_json, read_record
 from workers.broker.keys import PROCESS_PREFIX, process_key
 from workers.broker.queues import SINK
 
@@ -104,8 +103,8 @@ class ProcessSnapshot:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ProcessSnapshot":
-        """The inverse of `to_json`; keys of newer versions are ignored."""
-        return typing.cast(ProcessSnapshot, read_record(cls, content))
+        """The inverse of `to_json`; keys of newer versions are ignored. Raises `ValueError`."""
+        return read_record(cls, content, extra="ignored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +133,8 @@ def read_processes(redis: Redis) -> tuple[ProcessSnapshot, ...]:
     found = []
     for data in redis.mget(keys) if keys else []:
         try:
-            found.append(ProcessSnapshot.from_json(json.loads(data or b"")))
-        except (KeyError, TypeError, ValueError):
+            found.append(ProcessSnapshot.from_json(parse_json(data or b"")))
+        except ValueError:
             continue
     return tuple(found)
 

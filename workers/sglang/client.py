@@ -6,7 +6,6 @@ request holds, in `requests.py`.
 """
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from storage.errors import FullError, UnsuitableError, UsageError
+from storage.json_records import parse_json
 from storage.run import CaptureSpec, Sampling
 from workers.sglang.facts import ServerFacts, read_facts
 from workers.sglang.http_errors import error_message, refusal
@@ -203,7 +203,7 @@ class SGLangClient:
                 if len(content) > REPLY_BYTES:
                     raise CallError(f"the reply is longer than `{REPLY_BYTES}` bytes", code="reply.garbage")
         try:
-            return json.loads(content)
+            return parse_json(content)
         except ValueError as error:
             raise CallError(f"the reply is not JSON: {error}"[:300], code="reply.garbage") from None
 
@@ -258,7 +258,7 @@ class SGLangClient:
         if status >= 500:
             raise ServerAwayError(f"{url}: `{status}` {error_message(content)}", code="server.busy")
         try:
-            decoded = json.loads(content) if status == 200 else None
+            decoded = parse_json(content) if status == 200 else None
         except ValueError:
             decoded = None
         if isinstance(decoded, dict):

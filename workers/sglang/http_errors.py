@@ -3,10 +3,10 @@
 A broken connection has no answer; it is told apart in `client.py`.
 """
 
-import json
 from collections.abc import Mapping
 
 from storage.errors import FullError
+from storage.json_records import parse_json
 from workers.sglang.outcomes import CallError
 from workers.sglang.reply import printable
 
@@ -46,7 +46,7 @@ def error_message(body: bytes) -> str:
     that is not JSON is taken as it is.
     """
     try:
-        content = json.loads(body)
+        content = parse_json(body)
     except ValueError:
         content = body.decode(errors="replace")
     if isinstance(content, Mapping):

@@ -5,7 +5,6 @@ in `batching.py`. A crash between any two steps is harmless: what is committed i
 message comes again, and states whose response is not committed yet belong to nobody until it is.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar
 from redis import Redis, RedisError
 
 from storage.errors import EyasError, FullError, UnavailableError
+from storage.json_records import parse_json
 from storage.run import CaptureSpec
 from storage.sample import Failure, Response, Stage, States
 from storage.spool import Spool
@@ -285,7 +285,7 @@ class Sink:
 
 def _facts(data: bytes | str) -> Mapping[str, object]:
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except ValueError:
         content = None
     return content if isinstance(content, dict) else {"unreadable": True}
