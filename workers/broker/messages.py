@@ -1,28 +1,35 @@
 """What travels through Redis: five frozen types and their bytes.
 
 Metadata and token ids only, never a tensor. A message is a msgpack map with its type and version;
-token ids are int32 little-endian, zlib-compressed. Decoding bounds every size, so a hostile
-message costs an error and no memory.
+token ids are int32 little-endian, zlib-compressed. Decoding bounds every size and checks every type,
+so a hostile message costs an error and no memory, and stops nobody who stores what is in it.
 """
 
-import zlib
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgpack
 
-from storage.errors import EyasError
-from storage.sample import Failure, Finish, Kind, Response, Span, SpoolRef, Stage, States, Timings
-from storage.tokens import ID_BYTES, Tokens, token_bytes, tokens_from_bytes
+from storage.checks import read_check
+from storage.sample import Failure, Finish, Response, Span, SpoolRef, Stage, States, Timings
+from storage.tokens import Tokens
+from workers.broker.message_fields import MessageError as MessageError
+from workers.broker.message_fields import (
+    pack_spans,
+    pack_tokens,
+    read_count,
+    read_id,
+    read_seconds,
+    read_text,
+    unpack_spans,
+    unpack_tokens,
+)
 
 VERSION = 1
 """Raised when a field changes its meaning; a worker leaves other versions to others."""
-MAX_TOKENS = 4_194_304
-"""Longest token list a message may carry: 16 MiB of ids."""
-
-
-class MessageError(EyasError):
-    """Bytes that are no message of this version: set aside, never run."""
+MAX_BYTES = 128 << 20
+"""Longest message: two such lists, a text beside each token, and room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,9 @@ class Failed:
     failure: Failure
 
 
+RESPONSE_COUNTS = ("prompt_length", "cached_tokens", "retractions", "attempt")
+"""Those fields of a response that are counts."""
+
 Message = Generate | Capture | Responded | Captured | Failed
 Result = Responded | Captured | Failed
 
@@ -93,8 +103,8 @@ def encode(message: Message) -> bytes:
                 "id": message.id,
                 "dataset": message.dataset,
                 "lane": message.lane,
-                "prompt": _pack_tokens(message.prompt),
-                "spans": _pack_spans(message.spans),
+                "prompt": pack_tokens(message.prompt),
+                "spans": pack_spans(message.spans),
                 "max_new_tokens": message.max_new_tokens,
             }
         case Capture():
@@ -102,7 +112,7 @@ def encode(message: Message) -> bytes:
                 "id": message.id,
                 "digest": message.digest,
                 "dataset": message.dataset,
-                "tokens": _pack_tokens(message.tokens),
+                "tokens": pack_tokens(message.tokens),
                 "prompt_length": message.prompt_length,
                 "capture": message.capture,
             }
@@ -119,7 +129,8 @@ def encode(message: Message) -> bytes:
                 "stage": failure.stage.value
             }
     header = {"v": VERSION, "type": type(message).__name__, "run": message.run}
-    packed: bytes = msgpack.packb(header | body, use_bin_type=True)
+    # Half a UTF-16 pair, which a server's JSON can say and UTF-8 cannot, must not hold a result back.
+    packed: bytes = msgpack.packb(header | body, use_bin_type=True, unicode_errors="replace")
     return packed
 
 
@@ -128,6 +139,8 @@ def decode(data: bytes) -> Message:
 
     Raises `MessageError` for anything else, whatever it is.
     """
+    if len(data) > MAX_BYTES:
+        raise MessageError(f"a message of `{len(data)}` bytes", code="message.size")
     try:
         body = msgpack.unpackb(data, raw=False, max_map_len=64, max_array_len=1_000_000)
         if body["v"] != VERSION:
@@ -142,27 +155,27 @@ def decode(data: bytes) -> Message:
 
 
 def _decode(body: dict[str, Any]) -> Message:
-    run = _text(body["run"])
+    run = read_text(body["run"])
     match body["type"]:
         case "Generate":
             return Generate(
                 run=run,
-                id=_id(body["id"]),
-                dataset=_text(body["dataset"]),
-                lane=_text(body["lane"]),
-                prompt=_unpack_tokens(body["prompt"]),
-                spans=_unpack_spans(body["spans"]),
-                max_new_tokens=int(body["max_new_tokens"]),
+                id=read_id(body["id"]),
+                dataset=read_text(body["dataset"]),
+                lane=read_text(body["lane"]),
+                prompt=unpack_tokens(body["prompt"]),
+                spans=unpack_spans(body["spans"]),
+                max_new_tokens=read_count(body["max_new_tokens"]),
             )
         case "Capture":
             return Capture(
                 run=run,
-                id=_id(body["id"]),
-                digest=_id(body["digest"]),
-                dataset=_text(body["dataset"]),
-                tokens=_unpack_tokens(body["tokens"]),
-                prompt_length=int(body["prompt_length"]),
-                capture=_text(body["capture"]),
+                id=read_id(body["id"]),
+                digest=read_id(body["digest"]),
+                dataset=read_text(body["dataset"]),
+                tokens=unpack_tokens(body["tokens"]),
+                prompt_length=read_count(body["prompt_length"]),
+                capture=read_text(body["capture"]),
             )
         case "Responded":
             states = body["states"]
@@ -177,44 +190,24 @@ def _decode(body: dict[str, Any]) -> Message:
             fields = {name: body[name] for name in Failure.__slots__}
             digest = fields["digest"]
             fields |= {
-                "id": _id(fields["id"]),
-                "digest": None if digest is None else _id(digest),
+                "id": read_id(fields["id"]),
+                "digest": None if digest is None else read_id(digest),
+                "capture": None if fields["capture"] is None else read_text(fields["capture"]),
                 "stage": Stage(fields["stage"]),
+                "attempts": read_count(fields["attempts"]),
+                **{name: read_text(fields[name]) for name in ("dataset", "code", "message")},
             }
             return Failed(run=run, failure=Failure(**fields))
         case other:
             raise MessageError(f"message of unknown type `{other}`", code="message.type")
 
 
-def _pack_tokens(tokens: Tokens) -> bytes:
-    return zlib.compress(token_bytes(tokens), 1)
-
-
-def _unpack_tokens(data: bytes) -> Tokens:
-    inflater = zlib.decompressobj()
-    raw = inflater.decompress(data, MAX_TOKENS * 4)
-    if inflater.unconsumed_tail or not inflater.eof:
-        raise MessageError(f"token list longer than `{MAX_TOKENS}` or cut short", code="message.size")
-    return tokens_from_bytes(raw)
-
-
-def _pack_spans(spans: tuple[Span, ...]) -> list[tuple[int, int, int, str, bool]]:
-    return [(s.start, s.end, s.turn, s.kind.value, s.reasoning) for s in spans]
-
-
-def _unpack_spans(rows: list[Any]) -> tuple[Span, ...]:
-    return tuple(
-        Span(start=int(start), end=int(end), turn=int(turn), kind=Kind(kind), reasoning=bool(reasoning))
-        for start, end, turn, kind, reasoning in rows
-    )
-
-
 def _pack_response(response: Response) -> dict[str, Any]:
     body = {name: getattr(response, name) for name in Response.__slots__}
     timings = response.timings
     return body | {
-        "tokens": _pack_tokens(response.tokens),
-        "spans": _pack_spans(response.spans),
+        "tokens": pack_tokens(response.tokens),
+        "spans": pack_spans(response.spans),
         "finish": response.finish.value,
         "timings": (timings.e2e_s, timings.queue_s, timings.first_token_s),
     }
@@ -225,47 +218,46 @@ def _unpack_response(body: dict[str, Any]) -> Response:
     return Response(
         **body
         | {
-            "id": _id(body["id"]),
-            "digest": _id(body["digest"]),
-            "tokens": _unpack_tokens(body["tokens"]),
-            "spans": _unpack_spans(body["spans"]),
+            "id": read_id(body["id"]),
+            "digest": read_id(body["digest"]),
+            "tokens": unpack_tokens(body["tokens"]),
+            "spans": unpack_spans(body["spans"]),
             "finish": Finish(body["finish"]),
             "timings": Timings(
-                e2e_s=float(e2e_s), queue_s=float(queue_s), first_token_s=float(first_token_s)
+                e2e_s=read_seconds(e2e_s),
+                queue_s=read_seconds(queue_s),
+                first_token_s=read_seconds(first_token_s),
             ),
+            **{name: read_text(body[name]) for name in ("dataset", "text", "facts_id")},
+            **{name: read_count(body[name]) for name in RESPONSE_COUNTS},
         }
     )
 
 
 def _pack_states(states: States) -> dict[str, Any]:
     spool = states.spool
-    body = {name: getattr(states, name) for name in States.__slots__}
+    body = {name: getattr(states, name) for name in States.__slots__ if name != "check"}
+    if states.check is not None:  # left out otherwise: workers from before there were checks read on
+        body["check"] = asdict(states.check)
     return body | {"spool": (spool.node, spool.name, spool.shape, spool.crc32)}
 
 
 def _unpack_states(body: dict[str, Any]) -> States:
     node, name, (t, layers, hidden), crc32 = body["spool"]
-    shape = (int(t), int(layers), int(hidden))
-    if min(shape) < 1:
+    shape = (read_count(t), read_count(layers), read_count(hidden))
+    # As many bytes as a file may have; the product of three int32 would pass it.
+    if min(shape) < 1 or 2 * math.prod(shape) >= 2**62:
         raise MessageError(f"states of shape `{shape}`", code="message.shape")
     return States(
         **body
         | {
-            "id": _id(body["id"]),
-            "digest": _id(body["digest"]),
-            "spool": SpoolRef(node=_text(node), name=_text(name), shape=shape, crc32=int(crc32)),
-            "hs_indices": tuple(int(i) for i in body["hs_indices"]),
+            "id": read_id(body["id"]),
+            "digest": read_id(body["digest"]),
+            "spool": SpoolRef(
+                node=read_text(node), name=read_text(name), shape=shape, crc32=read_count(crc32, 2**32)
+            ),
+            "hs_indices": tuple(read_count(i) for i in body["hs_indices"]),
+            **{name: read_text(body[name]) for name in ("dataset", "capture", "facts_id", "norm")},
+            "check": read_check(body["check"]) if body.get("check") is not None else None,
         }
     )
-
-
-def _id(value: Any) -> bytes:
-    if not isinstance(value, bytes) or len(value) != ID_BYTES:
-        raise MessageError("an id of other than 16 bytes", code="message.id")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MessageError(f"text expected, `{type(value).__name__}` found", code="message.type")
-    return value
