@@ -24,10 +24,12 @@ from storage.files import NAME, checked_name
 from storage.sample import SpoolRef
 from storage.spool_file import SpoolReader, SpoolWriter, file_bytes
 
-__all__ = ["Spool", "SpoolReader", "SpoolWriter", "ValueCheck", "check_values", "spool_name"]
+__all__ = ["Spool", "SpoolReader", "SpoolUsage", "SpoolWriter", "ValueCheck", "check_values", "spool_name"]
 
 BUFFER_BYTES = 4 << 20
 """What a reader holds of a tensor at once."""
+FETCHED = ".fetched"
+"""Ends the name of a file that somebody fetches over HTTP right away: later it waits for nobody."""
 _TEMPORARY = re.compile(r"\..+\.part")
 
 
@@ -46,6 +48,16 @@ class ValueCheck:
     def ok(self) -> bool:
         """Whether the states may be stored."""
         return self.rows > 0 and self.non_finite == 0 and self.zero_rows == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolUsage:
+    """What a spool holds at a moment."""
+
+    used_bytes: int
+    """Bytes held and reserved."""
+    oldest: float | None
+    """When the oldest file was last written, Unix seconds; None when there is none."""
 
 
 def spool_name(sample_id: bytes) -> str:
@@ -88,6 +100,11 @@ class Spool:
         """
         checked_name(name, "spool file")
         size_bytes = file_bytes(shape)
+        self.check_room(size_bytes, size_bytes)
+        return SpoolWriter(self.folder, self.node, name, shape)
+
+    def check_room(self, size_bytes: int, more_bytes: int) -> None:
+        """Raises `FullError` unless a file of this size may take so many bytes more than it has."""
         if size_bytes > self.max_bytes:
             raise FullError(
                 f"a sample of `{size_bytes}` bytes never fits in the spool `{self.folder}` of "
@@ -95,14 +112,13 @@ class Spool:
                 code="spool.full",
                 hint=f"raise EYAS_SPOOL_MAX_GB above `{size_bytes / 1e9:g}`",
             )
-        if self.used_bytes() + size_bytes > self.max_bytes:
+        if self.used_bytes() + more_bytes > self.max_bytes:
             raise FullError(
                 f"the spool `{self.folder}` holds its limit of `{self.max_bytes}` bytes",
                 code="spool.full",
                 hint="a sink on this node empties it: `celery -A workers worker -Q sink`; or raise "
                 "EYAS_SPOOL_MAX_GB",
             )
-        return SpoolWriter(self.folder, self.node, name, shape)
 
     def write(self, name: str, states: NDArray[np.uint16]) -> SpoolRef:
         """Write one whole tensor, uint16 [T, L, H] of bf16 bits."""
@@ -147,11 +163,13 @@ class Spool:
         if NAME.fullmatch(ref.name):
             (self.folder / ref.name).unlink(missing_ok=True)
 
-    def sweep(self, older_than_s: float) -> int:
-        """Delete every file not touched for so many seconds; how many those were."""
+    def sweep(self, older_than_s: float, ending: str = "") -> int:
+        """Delete every file of this ending not touched for so many seconds; how many those were."""
         limit = time.time() - older_than_s
         swept = 0
         for entry in self._files():
+            if not entry.name.endswith(ending):
+                continue
             try:
                 if entry.stat(follow_symlinks=False).st_mtime <= limit:
                     Path(entry.path).unlink()
@@ -162,13 +180,19 @@ class Spool:
 
     def used_bytes(self) -> int:
         """Bytes held and reserved, over all processes."""
-        used = 0
+        return self.usage().used_bytes
+
+    def usage(self) -> SpoolUsage:
+        """What it holds, over all processes."""
+        used, oldest = 0, None
         for entry in self._files():
             try:
-                used += entry.stat(follow_symlinks=False).st_size
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-        return used
+            used += status.st_size
+            oldest = status.st_mtime if oldest is None else min(oldest, status.st_mtime)
+        return SpoolUsage(used_bytes=used, oldest=oldest)
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
         """Only what a spool may have written: the folder may be a shared one by mistake."""

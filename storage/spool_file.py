@@ -33,6 +33,14 @@ def file_bytes(shape: tuple[int, int, int]) -> int:
     return HEADER_BYTES + t * layers * hidden * 2
 
 
+def header(shape: tuple[int, int, int], crc32: int) -> bytes:
+    """The first `HEADER_BYTES` of the file of a tensor [T, L, H]."""
+    text = json.dumps({"dtype": "bfloat16", "shape": shape, "crc32": crc32}).encode()
+    return (MAGIC + VERSION.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text).ljust(
+        HEADER_BYTES
+    )
+
+
 class SpoolWriter:
     """Writes one tensor row by row; a context manager that aborts what is not committed."""
 
@@ -48,14 +56,19 @@ class SpoolWriter:
             folder.mkdir(mode=0o700, exist_ok=True)  # whatever cleans /tmp may have taken it
             self._file = self._temporary.open("xb", buffering=0)
         except OSError as error:
-            raise _spool_error(folder, error) from None
+            raise spool_error(folder, error) from None
         try:
             os.fchmod(self._file.fileno(), 0o600)
             self._file.truncate(file_bytes(shape))
             self._file.seek(HEADER_BYTES)
         except OSError as error:
             self.abort()
-            raise _spool_error(folder, error) from None
+            raise spool_error(folder, error) from None
+
+    @property
+    def crc32(self) -> int:
+        """Of the rows so far."""
+        return self._crc32
 
     def write(self, rows: NDArray[np.uint16]) -> None:
         """Append rows, uint16 [t, L, H] or one row [L, H]; raises `FullError` without room."""
@@ -72,23 +85,20 @@ class SpoolWriter:
                 data = data[self._file.write(data) :]
         except OSError as error:
             self.abort()
-            raise _spool_error(self._folder, error) from None
+            raise spool_error(self._folder, error) from None
 
     def commit(self) -> SpoolRef:
         """Give the file its header and its name; what other processes may know of it."""
         if self._rows != self._shape[0]:
             raise ValueError(f"{self._rows} of {self._shape[0]} rows written")
-        content = {"dtype": "bfloat16", "shape": self._shape, "crc32": self._crc32}
-        text = json.dumps(content).encode()
-        header = MAGIC + VERSION.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text
         try:
             self._file.seek(0)
-            self._file.write(header.ljust(HEADER_BYTES))
+            self._file.write(header(self._shape, self._crc32))
             self._file.close()
             self._temporary.rename(self._folder / self._name)
         except OSError as error:
             self.abort()
-            raise _spool_error(self._folder, error) from None
+            raise spool_error(self._folder, error) from None
         return SpoolRef(node=self._node, name=self._name, shape=self._shape, crc32=self._crc32)
 
     def abort(self) -> None:
@@ -123,7 +133,7 @@ class SpoolReader:
         try:
             if os.fstat(handle).st_size != file_bytes(ref.shape):
                 raise self._lost("has another size")
-            if _read_header(self._file.read(HEADER_BYTES)) != (ref.shape, ref.crc32):
+            if read_header(self._file.read(HEADER_BYTES)) != (ref.shape, ref.crc32):
                 raise self._lost("holds another tensor")
         except BaseException:
             self._file.close()
@@ -161,7 +171,7 @@ class SpoolReader:
         self._file.close()
 
 
-def _read_header(header: bytes) -> tuple[tuple[int, ...], int] | None:
+def read_header(header: bytes) -> tuple[tuple[int, ...], int] | None:
     """Shape and crc32, or None when these bytes are no header of this version."""
     length = int.from_bytes(header[12:16], "little")
     if header[:8] != MAGIC or int.from_bytes(header[8:12], "little") != VERSION or length > HEADER_BYTES - 16:
@@ -173,7 +183,8 @@ def _read_header(header: bytes) -> tuple[tuple[int, ...], int] | None:
         return None
 
 
-def _spool_error(folder: Path, error: OSError) -> FullError | UnavailableError:
+def spool_error(folder: Path, error: OSError) -> FullError | UnavailableError:
+    """What the system's error means for who writes here."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return FullError(f"no room for the spool `{folder}`: {error.strerror}", code="spool.full")
     return UnavailableError(f"spool folder `{folder}`: {error.strerror}", code="spool.unwritable")
