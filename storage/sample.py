@@ -1,4 +1,4 @@
-"""The nouns that the store keeps: prompt, span, response, states, failure.
+"""The nouns that the store keeps: prompt, span, response, states and their check, failure.
 
 Frozen value objects only; how they lie on disk is in `prompts.py`, `responses.py`, `states.py`
 and `failures.py`.
@@ -129,6 +129,47 @@ class SpoolRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A figure of a check that no sound capture gives."""
+
+    code: str
+    """Stable and short: `states.differ`, `head.differs`, …"""
+    value: float
+    """The figure."""
+    limit: float
+    """What it may be at most, or at least."""
+    message: str
+    """Where it was found and what to do, one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What came of capturing a sample a second time and computing on its states; None: not known."""
+
+    server: str
+    """Address that gave both captures."""
+    rows: int = 0
+    """Rows compared with a second capture; 0 when there was none to compare."""
+    worst_error: float | None = None
+    """‖a − b‖ ÷ ‖a‖ of the row that differs most, of any layer."""
+    typical_error: float | None = None
+    """The median of that over a layer's rows, of the layer that differs most."""
+    worst_cosine: float | None = None
+    """Least cosine of a row and its second capture."""
+    rms: float | None = None
+    """Of final state ÷ norm weight, of the row where it is farthest from 1."""
+    positions: int = 0
+    """Last tokens of the sample whose log-probability the server said."""
+    mean_logprob: float | None = None
+    """Of these tokens, nats, as the server says it."""
+    head_error: float | None = None
+    """Mean of |log-probability from the stored final state − the server's|, nats."""
+    skipped: tuple[str, ...] = ()
+    """What was not checked, and why."""
+    alarms: tuple[Alarm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """Hidden states of one response, still in the spool."""
 
@@ -143,6 +184,8 @@ class States:
     """Hugging Face `hidden_states` indices of the L layers, in order; `n` is the final state."""
     norm: str
     """`post` when the final state has passed the final norm, `pre` before, `none` without one."""
+    check: Check | None = None
+    """For the few samples that are checked: what came of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 `id`, `digest` uint8 [N, 16] · `offset` int64 [N + 1] into `states` uint16 [ΣT, L, H] (bf16 bits,
 rows aligned with tokens) · `crc32` uint32 [N] over a sample's raw bytes · `facts` uint16 [N], a
-place in the attribute `facts`. Attributes: `dtype`, `hs_indices`, `norm`, `facts`.
+place in the attribute `facts`. Attributes: `dtype`, `hs_indices`, `norm`, `facts`, and `checks` of the
+few samples that were checked (`checks.py`).
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.checks import ATTRIBUTE, checks_of
 from storage.columns import ids_array, numbered, offsets
 from storage.errors import SpoolLostError
 from storage.sample import States
@@ -66,6 +68,7 @@ def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> Non
             "hs_indices": list(batch[0].hs_indices),
             "norm": batch[0].norm,
             "facts": facts,
+            ATTRIBUTE: checks_of(batch),
         }
     )
 
