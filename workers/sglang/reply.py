@@ -3,9 +3,12 @@
 Whether the reply is what was asked for is in `checks.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from storage.errors import FullError, UsageError
 from storage.sample import SpoolRef, Timings
@@ -20,6 +23,16 @@ class RepliedStates:
     ref: SpoolRef
     hs_indices: tuple[int, ...]
     norm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """What a server says of the tokens it was sent."""
+
+    tokens: Tokens
+    """Ids, int32 [k]."""
+    values: NDArray[np.float64]
+    """Their natural log-probabilities, each given all before it, [k]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,8 @@ class Reply:
     retractions: int
     timings: Timings
     states: RepliedStates | None
+    logprobs: TokenLogprobs | None = None
+    """Of the prompt's tokens that were asked for; None when none were."""
 
 
 def read_reply(content: Any) -> Reply:
@@ -76,6 +91,7 @@ def _read(content: Any) -> Reply:
             first_token_s=float(meta.get("first_token_latency") or 0.0),
         ),
         states=_read_states(meta["eyas_states"]) if meta.get("eyas_states") else None,
+        logprobs=_read_logprobs(meta["input_token_logprobs"]) if meta.get("input_token_logprobs") else None,
     )
 
 
@@ -98,6 +114,15 @@ def _read_states(content: Mapping[str, Any]) -> RepliedStates:
         ),
         hs_indices=tuple(int(i) for i in content["hs_indices"]),
         norm=str(content["norm"]),
+    )
+
+
+def _read_logprobs(entries: Sequence[Sequence[Any]]) -> TokenLogprobs:
+    """From `[logprob, id, text]` a token; the first has none, since nothing is known before it."""
+    said = entries[1:] if entries[0][0] is None else entries
+    return TokenLogprobs(
+        tokens=as_tokens([entry[1] for entry in said]),
+        values=np.array([float(entry[0]) for entry in said]),
     )
 
 

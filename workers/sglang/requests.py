@@ -38,9 +38,15 @@ def generate_body(
     return body
 
 
-def capture_body(tokens: Tokens) -> dict[str, Any]:
-    """A request that only prefills: one new token is the fewest that returns states."""
+def capture_body(tokens: Tokens, *, logprobs: int = 0) -> dict[str, Any]:
+    """A request that only prefills: one new token is the fewest that returns states.
+
+    `logprobs` asks for the log-probabilities of so many of the last tokens, fewer than there are.
+    """
     body = _body(tokens)
+    if logprobs:
+        # Of the first token that is named a server says nothing: it begins one before.
+        body |= {"return_logprob": True, "logprob_start_len": len(tokens) - 1 - logprobs}
     body["sampling_params"] = {"max_new_tokens": 1, "temperature": 0.0}
     body["extra_key"] = secrets.token_hex(8)
     return body
