@@ -6,6 +6,8 @@
     eyas:feeder           string  who feeds: SET NX PX 15000, renewed every 5 s
     eyas:window           hash    id (16 bytes) + stage (1 byte) → dataset: published, not stored yet
     eyas:slots:<lane>     hash    "<url> <process>" → grant record, see `slots.py`
+    eyas:alone            hash    "<url> <claim>" → who is to be alone there, see `alone.py`
+    eyas:marks            hash    order key → deaths of servers it was in flight at, see `marks.py`
     eyas:process:<name>   string  JSON `processes.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
@@ -33,6 +35,8 @@ PROCESS_PREFIX = "eyas:process:"
 
 STAGE_BYTES = {"generate": b"g", "capture": b"c"}
 """Stage → its byte in a field of `WINDOW`."""
+ALONE = "eyas:alone"
+MARKS = "eyas:marks"
 
 
 def slots_key(lane: str) -> str:

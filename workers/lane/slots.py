@@ -6,8 +6,9 @@ A grant is made in Redis by one script, for all processes of a lane, on all node
     grant_i = min(share_i, limit − Σ over the others of max(granted_j, in_flight_j))
 
 so their sum never exceeds the limit, also while it changes: a process that lowers its grant goes
-on counting as holding the old one until it has said once more what is really in flight. Nothing
-here knows servers' health or Celery; who counts calls is `lane.py`.
+on counting as holding the old one until it has said once more what is really in flight. Where
+somebody is to be alone (`alone.py`) the limit is 0. Nothing here knows servers' health or Celery;
+who counts calls is `lane.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from workers.broker.keys import slots_key
+from workers.broker.keys import ALONE, slots_key
 
 TWIN = -1
 """What the script grants to a process whose name another live process uses."""
@@ -41,9 +42,19 @@ for i = 1, #raw, 2 do
                        capacity = tonumber(capacity), age = now - tonumber(renewed), token = whose}
   end
 end
+local shut = {}
+local claims = redis.call('HGETALL', KEYS[2])
+for i = 1, #claims, 2 do
+  local expires, lanes = string.match(claims[i + 1], '^%d+ (%d+) %d+ [01] (%S+)$')
+  if expires and tonumber(expires) >= now
+     and string.find(',' .. lanes .. ',', ',' .. ARGV[5] .. ',', 1, true) then
+    shut[string.match(claims[i], '^(%S*)')] = true
+  end
+end
 local grants = {}
-for i = 5, #ARGV, 4 do
-  local url, limit = ARGV[i], tonumber(ARGV[i + 1])
+for i = 6, #ARGV, 4 do
+  local url = ARGV[i]
+  local limit = shut[url] and 0 or tonumber(ARGV[i + 1])
   local capacity, flying = tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
   local others = held[url] or {}
   local mine = others[me]
@@ -100,6 +111,7 @@ class Slots:
     ) -> None:
         """`token` tells this process from an earlier or another one of the same name."""
         self._redis = redis
+        self._lane = lane
         self._key = slots_key(lane)
         self._process = process
         self._token = token
@@ -109,10 +121,10 @@ class Slots:
 
     def renew(self, asked: Mapping[str, Asked]) -> dict[str, int]:
         """URL → slots granted until the next renewal, `TWIN` where another has our name."""
-        arguments: list[str | int] = [self._process, self._token, self._ttl_ms, self._twin_ms]
+        arguments: list[str | int] = [self._process, self._token, self._ttl_ms, self._twin_ms, self._lane]
         for url, wish in asked.items():
             arguments += [url, wish.limit, wish.capacity, wish.in_flight]
-        grants = self._script(keys=[self._key], args=arguments)
+        grants = self._script(keys=[self._key, ALONE], args=arguments)
         return dict(zip(asked, (int(g) for g in grants), strict=True))
 
     def give_up(self, urls: Sequence[str]) -> None:
