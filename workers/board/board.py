@@ -45,6 +45,10 @@ class DatasetBoard:
     """Whether its caps are reached: it wants no more responses."""
     finished: bool
     """Whether every wanted prompt has its outcome."""
+    left_s: float | None = None
+    """Time left at this dataset's own speed, by tokens, seconds; None before it can be known."""
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
+    """Code → dead letters, most first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,8 @@ class Board:
     """Over all nodes."""
     disk_free_bytes: int | None
     """The least room any sink sees in the output's file system."""
+    stored_bytes: int | None = None
+    """Bytes of the store on its disk; None before they were counted."""
     notes: tuple[str, ...] = field(default_factory=tuple)
     """What a person should know now, a sentence each: a paused sink, a server away."""
 

@@ -34,6 +34,18 @@ class ServerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """What a server says of its load, over its data-parallel ranks."""
+
+    running: int
+    """Requests in its batch, whosever they are."""
+    queued: int
+    """Requests that wait in it."""
+    kv_used: float
+    """Share of its KV cache in use, 0 to 1: that of its fullest rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSnapshot:
     """One server as one lane process sees it."""
 
@@ -47,6 +59,12 @@ class ServerSnapshot:
     """Calls this process may have in flight there."""
     in_flight: int = 0
     """Calls this process has in flight there."""
+    facts_id: str = ""
+    """Which of `eyas:facts` it is; empty before it was connected to."""
+    load: ServerLoad | None = None
+    """What it last said of its own load; None when it does not say."""
+    retractions: int = 0
+    """How often it took back a request of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +103,8 @@ class ProcessSnapshot:
     """Results that were stored already: calls made twice."""
     tokens: int = 0
     """Response tokens generated (`short`, `long`), tokens captured (`capture`) or stored (`sink`)."""
+    prompt_tokens: int = 0
+    """Prompt tokens of the responses generated."""
     lost: int = 0
     """States a sink found lost or damaged in the spool: they are captured again."""
     aside: int = 0
@@ -94,6 +114,8 @@ class ProcessSnapshot:
     spool_bytes: int | None = None
     """Bytes in the node's spool; None where the process has none."""
     spool_max_bytes: int | None = None
+    spool_oldest: float | None = None
+    """When the oldest file in the node's spool was written, Unix seconds; None for an empty one."""
     disk_free_bytes: int | None = None
     """Room left in the output's file system; None where the process does not write there."""
 

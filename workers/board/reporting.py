@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 from redis import Redis
 
-from storage.run import Run
 from storage.settings import RunSettings
+from storage.store import Store
 from workers.board.board import Board, read_board, write_board
+from workers.board.chronicle import Chronicle
 from workers.board.processes import read_processes
 from workers.board.rates import RateMeter
 from workers.board.scoreboard import (
@@ -36,8 +37,9 @@ SETTLED_S = 3.0
 class Reporter:
     """One feeder's view of its run over time."""
 
-    def __init__(self, redis: Redis, run: Run, holder: str, clock: Callable[[], float]) -> None:
-        self._redis, self._run, self._holder, self._clock = redis, run, holder, clock
+    def __init__(self, redis: Redis, store: Store, holder: str, clock: Callable[[], float]) -> None:
+        self._redis, self._run, self._holder, self._clock = redis, store.run, holder, clock
+        self._chronicle = Chronicle(redis, store)
         self._started = time.time()
         self._notes_from = clock() + SETTLED_S
         self._meter = RateMeter()
@@ -82,7 +84,17 @@ class Reporter:
             states=settings.states,
             finished=finished,
             datasets=tuple(
-                dataset_board(name, feed.progress, settings, reading=feed.reading, queued=sum(out[name]))
+                dataset_board(
+                    name,
+                    feed.progress,
+                    settings,
+                    reading=feed.reading,
+                    queued=sum(out[name]),
+                    left_s=self._chronicle.left_s(name, feed.progress, settings, now),
+                    dead_letters=self._chronicle.dead_letters(
+                        name, feed, settings.datasets[name].max_samples
+                    ),
+                )
                 for name, feed in feeds.items()
             ),
             lanes=lane_boards(settings, processes, backlog),
@@ -97,6 +109,8 @@ class Reporter:
             republished=republished,
             spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
             disk_free_bytes=min(free, default=None),
+            stored_bytes=self._chronicle.stored_bytes(now),
             notes=notes_of(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
         )
         write_board(self._redis, board)
+        self._chronicle.write(board, processes, now)

@@ -89,7 +89,14 @@ def tokens_left(progress: Mapping[str, Progress], settings: RunSettings) -> floa
 
 
 def dataset_board(
-    name: str, p: Progress, settings: RunSettings, *, reading: bool, queued: int
+    name: str,
+    p: Progress,
+    settings: RunSettings,
+    *,
+    reading: bool,
+    queued: int,
+    left_s: float | None,
+    dead_letters: Mapping[str, int],
 ) -> DatasetBoard:
     """One dataset's row."""
     caps = settings.datasets[name]
@@ -108,6 +115,8 @@ def dataset_board(
         max_tokens=caps.max_tokens,
         closed=p.plan.closed,
         finished=p.plan.finished and not reading,
+        left_s=left_s,
+        dead_letters=dead_letters,
     )
 
 

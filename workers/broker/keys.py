@@ -11,6 +11,9 @@
     eyas:process:<name>   string  JSON `processes.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
+    eyas:tally            string  JSON `tally.Tally`: what all processes did since the run began, by
+                                  the feeder
+    eyas:history:<step>   stream  JSON `history.Sample` each <step> seconds, bounded: by the feeder
     eyas:wake             list    one element while the feeder is to look at once, see `wake.py`
     eyas:dropped:…        list    results of a node that is gone, for a moment, see `reconcile.py`
     eyas:garbage          list    bodies that were no message of ours, newest first, bounded
@@ -26,6 +29,7 @@ FEEDER = "eyas:feeder"
 WINDOW = "eyas:window"
 FACTS = "eyas:facts"
 BOARD = "eyas:board"
+TALLY = "eyas:tally"
 WAKE = "eyas:wake"
 GARBAGE = "eyas:garbage"
 UNACKED = "unacked"
@@ -47,6 +51,11 @@ def slots_key(lane: str) -> str:
 def process_key(name: str) -> str:
     """A process's snapshot."""
     return PROCESS_PREFIX + name
+
+
+def history_key(step_s: int) -> str:
+    """The samples of a run, one each so many seconds."""
+    return f"eyas:history:{step_s}"
 
 
 def dropped_key(node: str, moment: int) -> str:

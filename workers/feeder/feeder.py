@@ -77,7 +77,7 @@ class Feeder:
         self._feeds: dict[str, Feed] = {}
         self._counted: object = None
         self._quiet, self._gone = Quiet(), GoneNodes(redis)
-        self._reporter = Reporter(redis, store.run, role.holder, clock)
+        self._reporter = Reporter(redis, store, role.holder, clock)
 
     def step(self) -> None:
         """Look once and do what can be done in about a second.

@@ -26,7 +26,7 @@ from workers.broker.celeryconfig import Timing
 from workers.broker.connection import connect
 from workers.broker.garbage import set_aside
 from workers.broker.keys import FACTS
-from workers.broker.messages import Capture, Generate, Result
+from workers.broker.messages import Capture, Generate, Responded, Result
 from workers.broker.queues import Lane as LaneName
 from workers.config import Config
 from workers.lane.calls import Calls
@@ -100,7 +100,10 @@ class Lane:
             view=view,
             facts=self._servers.facts,
         )
-        return self.loop.run(self._servers.call(url, execute(order, url, context)))
+        result = self.loop.run(self._servers.call(url, execute(order, url, context)))
+        if isinstance(result, Responded) and result.response.retractions:
+            self._servers.retracted(url, result.response.retractions)
+        return result
 
     def view_now(self) -> RunView | None:
         """The view as Redis has it at this moment; None when there is none or Redis is away.
@@ -284,6 +287,7 @@ class Lane:
             requeued=counts["requeued"],
             wasted=counts["wasted"],
             tokens=counts["tokens"],
+            prompt_tokens=counts["prompt_tokens"],
             aside=counts["aside"],
             spool_bytes=self._spool.used_bytes(),
             spool_max_bytes=self._spool.max_bytes,

@@ -172,6 +172,7 @@ def _count(lane: Lane, result: Result) -> None:
             lane.count("done")
             lane.count("again", response.attempt - 1)
             lane.count("tokens", len(response.tokens) - response.prompt_length)
+            lane.count("prompt_tokens", response.prompt_length)
         case Captured(states=states):
             lane.count("done")
             lane.count("tokens", states.spool.shape[0])

@@ -108,6 +108,10 @@ class SGLangClient:
         except UnsuitableError as error:
             raise UnsuitableError(f"{url}: {error.message}", code=error.code, hint=error.hint) from None
 
+    async def loads(self, url: str) -> Mapping[str, Any]:
+        """What the server says of its load; empty when it does not."""
+        return await self._ask(url, "/v1/loads?include=core", needed=False)
+
     async def probe(
         self,
         url: str,

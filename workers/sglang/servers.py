@@ -17,6 +17,7 @@ from storage.errors import EyasError, UnsuitableError
 from workers.board.processes import ServerSnapshot, ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
+from workers.sglang.loads import Loads
 from workers.sglang.outcomes import RECONNECT, Backoff, CallError, ServerAwayError
 from workers.sglang.suitability import Needs, check_suitable
 
@@ -78,6 +79,8 @@ class ServerPool:
         self._needs: Needs | None = None
         self._servers: dict[str, _Server] = {}
         self._facts: Mapping[str, ServerFacts] = MappingProxyType({})
+        self._loads = Loads(client, self.healthy)
+        self._following = self._loop.create_task(self._loads.follow())
 
     @property
     def facts(self) -> Mapping[str, ServerFacts]:
@@ -91,8 +94,17 @@ class ServerPool:
     def snapshot(self) -> tuple[ServerSnapshot, ...]:
         """Every wanted server as this process sees it, its slots left at 0; safe from any thread."""
         return tuple(
-            replace(server.snapshot, in_flight=len(server.calls)) for server in list(self._servers.values())
+            replace(
+                self._loads.complete(server.snapshot),
+                in_flight=len(server.calls),
+                facts_id=server.facts.facts_id if server.facts else "",
+            )
+            for server in list(self._servers.values())
         )
+
+    def retracted(self, url: str, times: int) -> None:
+        """A reply said that the server took the request back so often; safe from any thread."""
+        self._loads.retracted(url, times)
 
     def want(self, urls: Sequence[str], needs: Needs) -> None:
         """Use these servers, for this, from now on; safe from any thread, and cheap to repeat."""
@@ -130,7 +142,7 @@ class ServerPool:
 
     async def close(self) -> None:
         """Stop watching; calls in flight are the callers' to end."""
-        tasks = [server.task for server in self._servers.values() if server.task]
+        tasks = [self._following, *(server.task for server in self._servers.values() if server.task)]
         self._servers.clear()
         self._publish()
         for task in tasks:

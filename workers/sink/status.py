@@ -58,6 +58,7 @@ class SinkStatus:
         self, *, name: str, node: str, held: int, spool: Spool, output: Path | None
     ) -> ProcessSnapshot:
         """What Redis is told; `output` is the folder of the store, where there is one."""
+        usage = spool.usage()
         return ProcessSnapshot(
             name=name,
             lane=SINK,
@@ -75,8 +76,9 @@ class SinkStatus:
             lost=self.lost,
             aside=self.aside,
             written_bytes=self.written_bytes,
-            spool_bytes=spool.used_bytes(),
+            spool_bytes=usage.used_bytes,
             spool_max_bytes=spool.max_bytes,
+            spool_oldest=usage.oldest,
             disk_free_bytes=_free_bytes(output),
         )
 
