@@ -22,9 +22,14 @@ Tokens = NDArray[np.int32]
 def as_tokens(ids: Sequence[int] | NDArray[np.integer]) -> Tokens:
     """The ids as int32 [T].
 
-    Raises `UsageError` for an id that is negative or does not fit in int32.
+    Raises `UsageError` for an id that is negative or does not fit in int32, and for what is no number.
     """
-    wide = np.asarray(ids, dtype=np.int64).reshape(-1)
+    try:
+        wide = np.asarray(ids)
+    except (ValueError, TypeError):  # lists of unequal length inside
+        wide = np.asarray([None])
+    if wide.ndim != 1 or (wide.size and wide.dtype.kind not in "iu"):
+        raise UsageError("token ids are not one list of whole numbers", code="tokens.range")
     if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.int32).max):
         bad = int(wide.min()) if wide.min() < 0 else int(wide.max())
         raise UsageError(f"`{bad}` is not a token id", code="tokens.range")

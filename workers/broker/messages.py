@@ -139,9 +139,9 @@ def decode(data: bytes) -> Message:
 
     Raises `MessageError` for anything else, whatever it is.
     """
-    if len(data) > MAX_BYTES:
-        raise MessageError(f"a message of `{len(data)}` bytes", code="message.size")
     try:
+        if len(data) > MAX_BYTES:
+            raise MessageError(f"a message of `{len(data)}` bytes", code="message.size")
         body = msgpack.unpackb(data, raw=False, max_map_len=64, max_array_len=1_000_000)
         if body["v"] != VERSION:
             raise MessageError(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.files import NAME
+from storage.json_records import parse_json
 from workers.engine.order import Sampling
 from workers.engine.refusal import by_contract, by_schema, by_value
 
@@ -135,7 +136,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     if not raw:
         raise by_schema("1 validation error:\n  ('body',): Field required")
     try:
-        body = json.loads(raw)
+        body = parse_json(raw)
     except ValueError as error:
         raise by_schema(f"1 validation error:\n  ('body',): JSON decode error, {error}") from None
     if not isinstance(body, dict):

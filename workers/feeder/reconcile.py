@@ -5,7 +5,6 @@ may never come back with its spool. Nothing here remembers more than a few looks
 """
 
 import base64
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 import msgpack
 from redis import Redis, ResponseError
 
+from storage.json_records import parse_json
 from workers.broker.backlog import Backlog
 from workers.broker.keys import WINDOW, dropped_key, window_field
 from workers.broker.messages import Captured, Failed, MessageError, Responded, Result, decode
@@ -117,7 +117,7 @@ def _fields(raw: bytes | str) -> list[bytes]:
 def _result(raw: bytes | str) -> Result | None:
     """The result in a message as kombu keeps it in a list: JSON around msgpack in base 64."""
     try:
-        (body,), _, _ = msgpack.unpackb(base64.b64decode(json.loads(raw)["body"]))
+        (body,), _, _ = msgpack.unpackb(base64.b64decode(parse_json(raw)["body"]))
         message = decode(body)
     except (MessageError, ValueError, KeyError, TypeError):
         return None

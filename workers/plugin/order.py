@@ -17,6 +17,10 @@ from workers.plugin.of_sglang import ATTRIBUTE, Request
 from workers.plugin.rows import Part, Rows
 
 
+MOST_LAYERS = 100_000
+"""No model has so many: a number of a million digits cannot even be written down."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Order:
     """One request's states."""
@@ -82,11 +86,17 @@ def read_order(request: Request, facts: ModelFacts) -> Order | None:
 
 
 def _read(request: Request, asked: dict[str, Any], facts: ModelFacts) -> Order:
+    # What is wrong is not repeated: writing down what is nested deep enough would be an error itself.
     if asked.get("states") != "spool":
-        raise _wrong(f"states `{asked.get('states')}`: there is only `spool`")
-    name = checked_name(str(asked.get("name")), "spool file")
+        raise _wrong("states other than `spool`: there is only that")
+    name = asked.get("name")
+    if not isinstance(name, str):
+        raise _wrong("the name is no text")
+    checked_name(name, "spool file")
     wanted = asked.get("hs_indices") or facts.given
-    if not isinstance(wanted, list | tuple) or not all(isinstance(index, int) for index in wanted):
+    if not isinstance(wanted, list | tuple) or not all(
+        isinstance(index, int) and abs(index) < MOST_LAYERS for index in wanted
+    ):
         raise _wrong("hs_indices is no list of numbers")
     hs_indices = tuple(sorted(set(wanted)))
     if not set(hs_indices) <= set(facts.given):

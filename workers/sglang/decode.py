@@ -19,6 +19,7 @@ import simdjson
 from numpy.typing import NDArray
 
 from storage.errors import EyasError, FullError
+from storage.json_records import parse_json, read_record
 from storage.spool import Spool, check_values
 from workers.sglang.checks import check_values as refuse_values
 from workers.sglang.checks import why_short
@@ -50,6 +51,11 @@ class DecodeJob:
         """As it goes to the process."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
+    @classmethod
+    def from_line(cls, line: bytes) -> "DecodeJob":
+        """The inverse of `to_line`; raises `ValueError`."""
+        return read_record(cls, parse_json(line), extra="refused")
+
 
 def decode(job: DecodeJob, spool: Spool) -> dict[str, Any]:
     """The reply without its hidden states, and `meta_info.eyas_states` saying where these lie now.
@@ -77,7 +83,8 @@ def decode(job: DecodeJob, spool: Spool) -> dict[str, Any]:
         if entries is None:
             raise CallError("the reply has no hidden states", code="states.missing")
         meta["eyas_states"] = _spool(entries, job, spool, reply, meta)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RuntimeError) as error:
+        # RuntimeError is simdjson's own, and what an iteration that ends inside a generator becomes.
         raise CallError(f"the reply is not `/generate`'s: {error!r}"[:300], code="reply.garbage") from None
     return reply
 
@@ -192,8 +199,7 @@ def main() -> None:
     folder, node, max_bytes = sys.argv[1:]
     spool = Spool(Path(folder), node, int(max_bytes))
     for line in sys.stdin.buffer:
-        content = json.loads(line)
-        job = DecodeJob(**{**content, "hs_indices": tuple(content["hs_indices"])})
+        job = DecodeJob.from_line(line)
         result: dict[str, Any]
         try:
             result = {"reply": decode(job, spool)}

@@ -5,12 +5,19 @@ file. Whether a server can be used for a run is in `suitability.py`.
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from storage.errors import UnsuitableError
+from storage.json_records import parse_json
 from storage.run import fingerprint
+from workers.sglang.reply import printable
+
+
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What reading a body raises that is not an SGLang server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +123,12 @@ def read_facts(
     The last may be empty. Raises `UnsuitableError` when these are not an SGLang server's.
     """
     try:
-        return _read(server_info, model_info, models)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        facts = _read(server_info, model_info, models)
+        # As it will be stored: numbers that can be counted with, and text that UTF-8 can say.
+        return ServerFacts.from_json(parse_json(printable(json.dumps(facts.to_json(), ensure_ascii=False))))
+    except MALFORMED as error:
         raise UnsuitableError(
-            f"its `/server_info` is not an SGLang server's: {error!r}",
+            printable(f"its `/server_info` is not an SGLang server's: {error!r}"[:300]),
             code="server.not_sglang",
             hint="give the address of an SGLang server with `--server-url`",
         ) from None

@@ -11,9 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import FullError, UsageError
+from storage.json_records import is_count, is_number
 from storage.sample import SpoolRef, Timings
 from storage.tokens import Tokens, as_tokens
 from workers.sglang.outcomes import CallError
+
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, UsageError)
+"""What reading a body raises that is not `/generate`'s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,28 +72,29 @@ def read_reply(content: Any) -> Reply:
     """
     try:
         return _read(content)
-    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-        raise CallError(f"the reply is not `/generate`'s: {error!r}"[:300], code="reply.garbage") from None
+    except MALFORMED as error:
+        said = printable(f"the reply is not `/generate`'s: {error!r}"[:300])
+        raise CallError(said, code="reply.garbage") from None
 
 
 def _read(content: Any) -> Reply:
     meta = content["meta_info"]
     finish = meta["finish_reason"]
     return Reply(
-        rid=str(meta["id"]),
+        rid=printable(_text(meta["id"])),
         tokens=as_tokens(content["output_ids"]),
-        text=printable(str(content.get("text") or "")),
-        finish=str(finish["type"]),
-        finish_message=str(finish.get("message") or ""),
-        finish_status=int(finish.get("status_code") or 0),
-        prompt_tokens=int(meta["prompt_tokens"]),
-        completion_tokens=int(meta["completion_tokens"]),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
-        retractions=int(meta.get("num_retractions") or 0),
+        text=printable(_text(content.get("text") or "")),
+        finish=printable(_text(finish["type"])),
+        finish_message=printable(_text(finish.get("message") or "")),
+        finish_status=_count(finish.get("status_code") or 0),
+        prompt_tokens=_count(meta["prompt_tokens"]),
+        completion_tokens=_count(meta["completion_tokens"]),
+        cached_tokens=_count(meta.get("cached_tokens") or 0),
+        retractions=_count(meta.get("num_retractions") or 0),
         timings=Timings(
-            e2e_s=float(meta.get("e2e_latency") or 0.0),
-            queue_s=float(meta.get("queue_time") or 0.0),
-            first_token_s=float(meta.get("first_token_latency") or 0.0),
+            e2e_s=_seconds(meta.get("e2e_latency") or 0.0),
+            queue_s=_seconds(meta.get("queue_time") or 0.0),
+            first_token_s=_seconds(meta.get("first_token_latency") or 0.0),
         ),
         states=_read_states(meta["eyas_states"]) if meta.get("eyas_states") else None,
         logprobs=_read_logprobs(meta["input_token_logprobs"]) if meta.get("input_token_logprobs") else None,
@@ -97,23 +103,26 @@ def _read(content: Any) -> Reply:
 
 def _read_states(content: Mapping[str, Any]) -> RepliedStates:
     error = content.get("error")
+    said = printable(_text(content.get("message", "")))[:300]
     if error == "spool.full":
-        raise FullError(f"the server's spool is full: {content.get('message', '')}", code="spool.full")
+        raise FullError(f"the server's spool is full: {said}", code="spool.full")
     if error:
         raise CallError(
-            f"the server could not write the states: `{error}` {content.get('message', '')}",
+            f"the server could not write the states: `{printable(_text(error))[:100]}` {said}",
             code="states.missing",
         )
-    t, layers, hidden = (int(size) for size in content["shape"])
+    t, layers, hidden = (_count(size) for size in content["shape"])
+    if 0 in (t, layers, hidden):
+        raise ValueError(f"states of shape {(t, layers, hidden)}")
     return RepliedStates(
         ref=SpoolRef(
-            node=str(content["node"]),
-            name=str(content["name"]),
+            node=printable(_text(content["node"])),
+            name=printable(_text(content["name"])),
             shape=(t, layers, hidden),
-            crc32=int(content["crc32"]),
+            crc32=_count(content["crc32"], below=2**32),
         ),
-        hs_indices=tuple(int(i) for i in content["hs_indices"]),
-        norm=str(content["norm"]),
+        hs_indices=tuple(_count(i) for i in content["hs_indices"]),
+        norm=printable(_text(content["norm"])),
     )
 
 
@@ -124,6 +133,25 @@ def _read_logprobs(entries: Sequence[Sequence[Any]]) -> TokenLogprobs:
         tokens=as_tokens([entry[1] for entry in said]),
         values=np.array([float(entry[0]) for entry in said]),
     )
+
+
+def _count(value: Any, *, below: int = 2**31) -> int:
+    """A count as messages and the store hold it."""
+    if not is_count(value) or not 0 <= value < below:
+        raise ValueError(f"`{value!r}` is no count"[:100])
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    if not is_number(value):
+        raise ValueError(f"`{value!r}` is no number"[:100])
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"text expected, found {type(value).__name__}")
+    return value
 
 
 def printable(text: str) -> str:
