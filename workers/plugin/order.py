@@ -16,7 +16,6 @@ from workers.plugin.facts import NORM, ModelFacts
 from workers.plugin.of_sglang import ATTRIBUTE, Request
 from workers.plugin.rows import Part, Rows
 
-
 MOST_LAYERS = 100_000
 """No model has so many: a number of a million digits cannot even be written down."""
 
@@ -86,9 +85,11 @@ def read_order(request: Request, facts: ModelFacts) -> Order | None:
 
 
 def _read(request: Request, asked: dict[str, Any], facts: ModelFacts) -> Order:
-    # What is wrong is not repeated: writing down what is nested deep enough would be an error itself.
-    if asked.get("states") != "spool":
-        raise _wrong("states other than `spool`: there is only that")
+    # Only a text is repeated: writing down what is nested deep enough would be an error itself.
+    states = asked.get("states")
+    if states != "spool":
+        said = states[:40] if isinstance(states, str) else type(states).__name__
+        raise _wrong(f"states `{said}`: there is only `spool`")
     name = asked.get("name")
     if not isinstance(name, str):
         raise _wrong("the name is no text")
