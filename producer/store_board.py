@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from storage.check_log import CheckLog
 from storage.index import Index
 from storage.run import StatesMode
 from storage.settings import DatasetSettings, RunSettings, read_settings
@@ -31,6 +32,7 @@ def store_board(output_dir: Path) -> Board:
     capture = settings.capture if settings else spec.capture
     index = Index(store, capture.name if capture else None)
     index.refresh()
+    checks = CheckLog().follow(index.states)
     datasets = tuple(_dataset(store, index, name, settings, states) for name in index.datasets)
     return Board(
         run_id=store.run.id,
@@ -54,6 +56,7 @@ def store_board(output_dir: Path) -> Board:
         republished=0,
         spool_bytes=0,
         disk_free_bytes=None,
+        checks=checks,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from redis import Redis
 
+from storage.checks import ChecksSummary
 from storage.json_records import parse_json, read_record
 from workers.board.processes import ServerState
 from workers.broker.keys import BOARD
@@ -150,6 +151,8 @@ class Board:
     """The least room any sink sees in the output's file system."""
     stored_bytes: int | None = None
     """Bytes of the store on its disk; None before they were counted."""
+    checks: ChecksSummary | None = None
+    """What checking a few samples came to; None while none was checked."""
     notes: tuple[str, ...] = field(default_factory=tuple)
     """What a person should know now, a sentence each: a paused sink, a server away."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from redis import Redis
 
+from storage.checks import ChecksSummary
 from storage.settings import RunSettings
 from storage.store import Store
 from workers.board.board import Board, read_board, write_board
@@ -55,6 +56,7 @@ class Reporter:
         window: Window,
         finished: bool,
         republished: int,
+        checks: ChecksSummary | None,
     ) -> None:
         """Write the board, unless that was less than a second ago and it was as finished as now."""
         now = self._clock()
@@ -110,6 +112,7 @@ class Reporter:
             spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
             disk_free_bytes=min(free, default=None),
             stored_bytes=self._chronicle.stored_bytes(now),
+            checks=checks,
             notes=notes_of(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
         )
         write_board(self._redis, board)

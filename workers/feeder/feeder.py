@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from redis import Redis
 
+from storage.check_log import CheckLog
 from storage.index import DatasetIndex, Index
 from storage.run import StatesMode
 from storage.sample import Stage
@@ -73,6 +74,7 @@ class Feeder:
         self._room, self._clock = room or Room(), clock
         self._settings: tuple[tuple[int, int, int], RunSettings] | None = None
         self._index: Index | None = None
+        self._checks = CheckLog()
         self._window = Window(redis)
         self._feeds: dict[str, Feed] = {}
         self._counted: object = None
@@ -104,6 +106,7 @@ class Feeder:
             window=self._window,
             finished=self.finished,
             republished=self.done.republished,
+            checks=self._checks.follow(self._index.states if self._index else None),
         )
 
     @property
