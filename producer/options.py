@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from storage.run import DEFAULT_OUTPUT_DIR, StatesMode
+from storage.settings import CHECK_EVERY
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -226,6 +227,13 @@ how_run = together(
         default=64,
         metavar="N",
         help="Calls in flight per server, lane capture.",
+    ),
+    flag(
+        "--check-every",
+        type=click.IntRange(min=0),
+        default=CHECK_EVERY,
+        metavar="N",
+        help="Capture one sample in N a second time and check it, and each server's first; 0 for none.",
     ),
     flag("--allow-quantized-kv", is_flag=True, help="Accept a server whose KV cache is quantized."),
     flag("--temperature", type=Finite(min=0.0), default=1.0, help="Sampling temperature."),

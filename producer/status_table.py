@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from producer.talk import Fact, is_terminal
 from producer.words import big, count, duration, size
+from storage.checks import ChecksSummary
 from workers.board.board import Board, DatasetBoard, ServerBoard, SinkBoard
 from workers.board.processes import ServerState
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 BAR = 20
 """Width of a dataset's bar; half of it where there is less room."""
+ALARMS = 5
+"""Alarms of checks that are shown one by one."""
 WIDE = 200
 """Columns where nobody says how many there are, so that nothing is cut."""
 
@@ -59,6 +62,8 @@ def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | N
     if board.sinks:
         wide = _sinks(board)
         parts += [Text(), wide] if _width(wide) <= width else [Text(), *_sinks_narrow(board)]
+    if board.checks is not None:
+        parts += [Text(), *_checks(board.checks)]
     if notes:
         parts.append(Text())
         parts += [Text(f"! {note}", style="yellow") for note in notes]
@@ -83,6 +88,8 @@ def facts(board: Board) -> dict[str, Fact]:
     if board.left_s is not None and not board.finished:
         said["left_s"] = round(board.left_s)
     said["sink_waiting"] = board.sink_waiting
+    if board.checks is not None:
+        said |= {"checked": board.checks.samples, "alarmed": board.checks.alarmed}
     away = [server.url for server in board.servers if server.state is not ServerState.UP]
     if away:
         said["servers_not_up"] = ",".join(away)
@@ -193,6 +200,17 @@ def _sinks_narrow(board: Board) -> "Iterator[Table | Text]":
 def _of_sink(sink: SinkBoard) -> tuple[str, ...]:
     spool = size(sink.spool_bytes) if sink.spool_bytes is not None else ""
     return (sink.name, sink.state, count(sink.waiting), spool)
+
+
+def _checks(checks: ChecksSummary) -> "Iterator[Text]":
+    """What checking came to, and each alarm in red."""
+    from rich.text import Text
+
+    yield Text(f"checks: {checks}", style="red" if checks.alarmed else "")
+    for alarm in checks.alarms[:ALARMS]:
+        yield Text(f"! {alarm}", style="red")
+    if len(checks.alarms) > ALARMS:
+        yield Text("more: `storage info`", style="red")
 
 
 def _says(by_name: dict[str, str]) -> "Iterator[Text]":

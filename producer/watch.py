@@ -58,6 +58,7 @@ def _lines(look: "Callable[[], Report]") -> "Report":
     report = look()
     click.echo(line("run", {"id": report.board.run_id, "output_dir": report.board.output_dir}))
     noted: tuple[str, ...] = ()
+    alarmed: tuple[str, ...] = ()
     shown_at = 0.0
     while True:
         now = time.monotonic()
@@ -69,6 +70,12 @@ def _lines(look: "Callable[[], Report]") -> "Report":
             if note not in noted:
                 click.echo(line("note", {"says": note}))
         noted = report.notes
+        checks = report.board.checks
+        alarms = tuple(map(str, checks.alarms)) if checks else ()
+        for alarm in alarms:
+            if alarm not in alarmed:
+                click.echo(line("alarm", {"says": alarm}))
+        alarmed = alarms
         if report.board.finished:
             return report
         time.sleep(REDRAW_S)
