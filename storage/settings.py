@@ -16,6 +16,9 @@ from storage.files import NAME, read_json, write_json
 from storage.json_records import read_record
 from storage.run import CaptureSpec, StatesMode
 
+CHECK_EVERY = 500
+"""A check costs one prefill more: of one sample in so many that is 0.2 % of a run's captures."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSettings:
@@ -25,6 +28,22 @@ class DatasetSettings:
     """The first so many prompts; None for all."""
     max_tokens: int | None = None
     """Prompt and response tokens stored; None for no cap."""
+
+
+UNQUANTIZED = "unquantized"
+"""Of a KV cache: in the model's own dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What the model's own files say that its servers do not; None where nobody does."""
+
+    num_layers: int | None = None
+    """n, blocks."""
+    quantization: str | None = None
+    """Method of its weights, `compressed-tensors` and such; None when they are not quantized."""
+    auto_kv: str | None = None
+    """What a KV cache left to `auto` becomes: `UNQUANTIZED`, or `fp8` and such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +61,10 @@ class RunSettings:
     states: StatesMode
     capture: CaptureSpec | None
     allow_quantized_kv: bool = False
-    check_every: int = 500
+    check_every: int = CHECK_EVERY
     """One sample in so many is captured a second time and checked; 0 for none."""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """Looked up by `enqueue`, so that lanes need not have the model's files."""
     datasets: Mapping[str, DatasetSettings] = field(default_factory=dict)
     """Dataset → what is wanted of it; a dataset not named here is not wanted."""
 
