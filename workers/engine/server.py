@@ -16,6 +16,8 @@ from workers.engine.generation import Generation
 from workers.engine.order import Order, Sampling
 from workers.engine.refusal import Refusal
 from workers.engine.settings import Settings
+from workers.engine.spool_route import add_route
+from workers.plugin.offering import Offered
 
 OPEN_PATHS = frozenset({"/ready", "/health", "/health_generate", "/metrics"})
 """What needs no key, as on the real server."""
@@ -30,8 +32,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EngineServer:
     """The endpoints of one engine."""
 
-    def __init__(self, settings: Settings, backend: Backend, generation: Generation) -> None:
+    def __init__(
+        self, settings: Settings, backend: Backend, generation: Generation, offered: Offered | None
+    ) -> None:
         self._settings = settings
+        self._offered = offered
         self._backend = backend
         self._generation = generation
         self._draining = False
@@ -57,6 +62,8 @@ class EngineServer:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/health", self._health)
         app.router.add_get("/health_generate", self._health)
+        if self._offered is not None:
+            add_route(app, self._offered)
         return app
 
     @web.middleware

@@ -17,6 +17,7 @@ from workers.engine.llama import Llama
 from workers.engine.model_config import read_config
 from workers.engine.server import EngineServer
 from workers.engine.settings import Settings
+from workers.plugin.offering import Offered
 
 LOOK_S = 0.05
 """How often a draining engine looks whether the last request is answered."""
@@ -32,7 +33,10 @@ async def serve(settings: Settings, spool: Spool | None) -> None:
     detokenizer = Detokenizer(settings.model_path)
     backend = _backend(settings, detokenizer)
     generation = Generation(settings, backend, detokenizer, spool)
-    server = EngineServer(settings, backend, generation)
+    offered = Offered(spool) if spool is not None else None
+    if offered is not None:
+        offered.sweep_on()
+    server = EngineServer(settings, backend, generation, offered)
     stopped = _signals()
     # A handler is cancelled when its client leaves: that is how an abandoned request stops computing.
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)

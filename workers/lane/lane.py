@@ -33,6 +33,7 @@ from workers.lane.calls import Calls
 from workers.lane.flight import Flight
 from workers.lane.loop import LoopThread
 from workers.lane.pause import Pause
+from workers.lane.sinks import Sinks
 from workers.lane.slots import TWIN, Asked, Slots
 from workers.runs import RunView, read_view
 from workers.sglang.attempt import Context
@@ -40,6 +41,7 @@ from workers.sglang.client import SGLangClient
 from workers.sglang.decoding import DecodePool
 from workers.sglang.execute import execute
 from workers.sglang.facts import ServerFacts
+from workers.sglang.passing import Passing
 from workers.sglang.servers import ServerPool
 from workers.sglang.spool_probe import probe_spool
 from workers.sglang.suitability import Needs, needs_of
@@ -72,6 +74,8 @@ class Lane:
             ttl_s=timing.slots_s,
             twin_s=3 * timing.pulse_s,
         )
+        self._passing = Passing()
+        self._sinks = Sinks(self._redis, self._passing)
         self._spool = self._open_spool()
         self._client, self._servers, self._decoders = self.loop.run(self._open())
         self._said = ("waiting", "has not looked for its run yet")
@@ -99,6 +103,7 @@ class Lane:
             decoders=self._decoders,
             view=view,
             facts=self._servers.facts,
+            passing=self._passing,
         )
         result = self.loop.run(self._servers.call(url, execute(order, url, context)))
         if isinstance(result, Responded) and result.response.retractions:
@@ -167,7 +172,7 @@ class Lane:
 
     async def _on_connect(self, url: str, facts: ServerFacts, needs: Needs) -> None:
         """Awaited before the server's first call. The pulse tells Redis its facts again if that fails."""
-        await probe_spool(self._client, url, facts, needs.capture, self._spool)
+        await probe_spool(self._client, url, facts, needs.capture, self._spool, self._passing)
         with contextlib.suppress(RedisError, OSError):
             await asyncio.to_thread(self._tell_facts, facts)
 
@@ -203,6 +208,7 @@ class Lane:
             self._closed.wait(max(0.0, self.timing.pulse_s - (time.monotonic() - began)))
 
     def _look(self) -> None:
+        self._sinks.look()
         self.view = view = read_view(self._redis)
         if view is not None:
             needs = needs_of(view.run.spec, view.settings, captures=self._captures)

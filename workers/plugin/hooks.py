@@ -6,6 +6,7 @@ is in `capture.py`; this file only knows where.
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,9 @@ from workers.plugin.capture import Capture
 from workers.plugin.facts import ModelFacts, read_model
 from workers.plugin.launch import Launch
 from workers.plugin.of_sglang import ATTRIBUTE, KEY
+from workers.plugin.offering import Offered
 from workers.plugin.order import order_of
+from workers.plugin.route import add_route
 from workers.plugin.startup import captures, check_arguments
 from workers.plugin.writing import Writer
 
@@ -37,6 +40,8 @@ class Hooks:
     def __init__(self) -> None:
         self._capture: Capture | None = None
         """None until the model is loaded, and on a server that gives no states."""
+        self._offering = False
+        """Whether files of the spool go out over HTTP."""
         self._launching: Launch | None = None
         """The batch whose forward pass is being queued."""
 
@@ -69,10 +74,19 @@ class Hooks:
         if captures(resolved):
             try:
                 check_arguments(resolved, os.environ)
-                _spool()
+                self._offer(_spool())
             except EyasError as error:
                 raise SystemExit(said(error)) from None
         return result
+
+    def _offer(self, spool: Spool) -> None:
+        """Offer the spool over HTTP, unless SGLang is used as a library: then nobody fetches anything."""
+        http = sys.modules.get(_SRT + "entrypoints.http_server")
+        if http is not None and not self._offering:
+            self._offering = True
+            offered = Offered(spool)
+            add_route(http.app, offered)
+            offered.sweep_on()
 
     def scheduler_info(self, original: Original, scheduler: Any) -> Any:
         """The model is loaded: what it gives goes to `/server_info`."""

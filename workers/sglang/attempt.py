@@ -6,10 +6,10 @@ The two kinds of attempt are in `generating.py` and `capturing.py`; attempts are
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import FullError
 from storage.run import CaptureSpec
@@ -17,14 +17,19 @@ from storage.sample import States
 from storage.spool import Spool, spool_name
 from workers.broker.messages import Capture, Generate
 from workers.runs import RunView
-from workers.sglang.checks import check_reply, check_states, check_values
+from workers.sglang.checks import check_reply, check_states, check_values, check_weights
 from workers.sglang.client import SGLangClient
 from workers.sglang.decode import DecodeJob
 from workers.sglang.decoding import DecodePool
 from workers.sglang.facts import ServerFacts
+from workers.sglang.fetching import delete, fetch, not_offered
 from workers.sglang.outcomes import AGAIN, BUSY, Backoff, ServerAwayError
+from workers.sglang.passing import Passing, Way, name_there
 from workers.sglang.reply import RepliedStates, Reply
 from workers.sglang.requests import asking_states
+
+if TYPE_CHECKING:
+    from workers.sglang.audit.auditor import Auditor
 
 GENERATE_DEADLINES_S: Mapping[str, float] = {"short": 3600.0, "long": 7200.0}
 """Lane → longest generating call: about three times its token limit at 8 tokens a second, what one
@@ -48,10 +53,14 @@ class Context:
     """The run as it was when the order was taken."""
     facts: Mapping[str, ServerFacts]
     """Address → what the server said when it was connected to: `ServerPool.facts`."""
+    passing: Passing = field(default_factory=Passing)
+    """How states of servers with the plugin come here: one for the process."""
     again: Backoff = AGAIN
     """Pauses between counted attempts; tests hurry."""
     busy: Backoff = BUSY
     """Pauses while a server says that it is busy."""
+    auditor: "Auditor | None" = None
+    """Checks a few of the samples; None checks none."""
 
     def facts_of(self, url: str) -> ServerFacts:
         """Raises `ServerAwayError` when the server is not connected to any more."""
@@ -94,23 +103,64 @@ async def ask_with_states(
     facts = context.facts_of(url)
     await asyncio.to_thread(_check_room, context.spool)
     name = spool_name(prompt_id)
+    rows = len(body["input_ids"]) - 1
+
+    def checked(reply: Reply, name: str) -> RepliedStates:
+        _check(reply, body, url, context, max_new_tokens)
+        return check_states(reply.states, name=name, rows=rows + len(reply.tokens), capture=capture)
+
     with ExitStack() as cleanup:
         # Also what a cancelled call's server wrote after all, where it shares this folder.
         cleanup.callback((context.spool.folder / name).unlink, missing_ok=True)
-        if facts.states == "plugin":
-            asked = asking_states(body, capture=capture, spool_name=name)
-            reply = await context.client.generate(url, asked, deadline_s=deadline_s)
+        if facts.plugin is not None:
+            reply, states = await _ask_plugin(
+                body, url, context, name, facts.plugin.node, capture, deadline_s, checked
+            )
         else:
             asked = asking_states(body, capture=capture, spool_name=None)
             reply = await _ask_stock(asked, url, context, name, capture, deadline_s, max_new_tokens)
-        _check(reply, body, url, context, max_new_tokens)
-        rows = len(body["input_ids"]) + len(reply.tokens) - 1
-        states = check_states(reply.states, name=name, rows=rows, capture=capture)
-        # Another node's spool cannot be seen from here; its own sink reads every byte of it.
-        if facts.states == "plugin" and states.ref.node == context.spool.node:
-            check_values(await asyncio.to_thread(context.spool.check_values, states.ref))
+            states = checked(reply, name)
         cleanup.pop_all()
         return reply, states
+
+
+async def _ask_plugin(
+    body: dict[str, Any],
+    url: str,
+    context: Context,
+    name: str,
+    node: str,
+    capture: CaptureSpec,
+    deadline_s: float,
+    checked: Callable[[Reply, str], RepliedStates],
+) -> tuple[Reply, RepliedStates]:
+    """The reply of a server with the plugin, its states in a spool that a sink reads."""
+    own = context.spool.node
+    way = context.passing.way(url, node, own)
+    there = name_there(name, way)
+    asked = asking_states(body, capture=capture, spool_name=there)
+    try:
+        reply = await context.client.generate(url, asked, deadline_s=deadline_s)
+        states = checked(reply, there)
+        if states.ref.node != node:  # a data-parallel rank on another machine than the one that answers
+            way = context.passing.way(url, states.ref.node, own)
+            if way is Way.HTTP:
+                raise not_offered(url, states.ref.node)
+        if way is Way.FOLDER:
+            check_values(await asyncio.to_thread(context.spool.check_values, states.ref))
+        elif way is Way.HTTP:
+            ref = await fetch(context.client, url, states.ref, context.spool, name, context.again)
+            states = replace(states, ref=ref)
+        # Way.SINK: that spool cannot be seen from here; its own sink reads every byte of it.
+    except ServerAwayError:
+        raise  # nobody is there to be told
+    except BaseException:
+        if way is not Way.FOLDER:
+            await delete(context.client, url, there)
+        raise
+    if way is Way.HTTP:
+        await delete(context.client, url, there)
+    return reply, states
 
 
 def stored_states(
@@ -175,6 +225,7 @@ def _check(reply: Reply, body: dict[str, Any], url: str, context: Context, max_n
         max_new_tokens=max_new_tokens,
         vocab_size=context.vocab_size(url),
     )
+    check_weights(reply, expected=context.facts_of(url).weight_version)
 
 
 def _check_room(spool: Spool) -> None:

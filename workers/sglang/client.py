@@ -191,7 +191,7 @@ class SGLangClient:
         The caller deletes the file, whatever happens.
         """
         size = 0
-        async with self._post(url, body, deadline_s) as response:
+        async with self.stream("POST", url, "/generate", deadline_s=deadline_s, body=body) as response:
             with path.open("wb") as file:
                 async for chunk in response.aiter_bytes():
                     size += len(chunk)
@@ -201,7 +201,7 @@ class SGLangClient:
 
     async def _generate(self, url: str, body: Body, deadline_s: float) -> Any:
         content = bytearray()
-        async with self._post(url, body, deadline_s) as response:
+        async with self.stream("POST", url, "/generate", deadline_s=deadline_s, body=body) as response:
             async for chunk in response.aiter_bytes():
                 content += chunk
                 if len(content) > REPLY_BYTES:
@@ -212,14 +212,21 @@ class SGLangClient:
             raise CallError(f"the reply is not JSON: {error}"[:300], code="reply.garbage") from None
 
     @asynccontextmanager
-    async def _post(self, url: str, body: Body, deadline_s: float) -> AsyncIterator[httpx.Response]:
-        """The answer to `/generate` when it is a 200; errors inside the block are told apart too."""
+    async def stream(
+        self, method: str, url: str, path: str, *, deadline_s: float, body: Body | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer when it is a success, unread; errors inside the block are told apart too.
+
+        Raises as `generate` does.
+        """
         try:
-            async with asyncio.timeout(deadline_s):
-                async with self._http.stream("POST", f"{url}/generate", json=body) as response:
-                    if response.status_code != 200:
-                        raise refusal(url, response.status_code, await _beginning(response))
-                    yield response
+            async with (
+                asyncio.timeout(deadline_s),
+                self._http.stream(method, url + path, json=body) as response,
+            ):
+                if not response.is_success:
+                    raise refusal(url, response.status_code, await _beginning(response))
+                yield response
         except BROKEN as error:
             # aiohttp's transport has one name for "refused" and "dropped in mid-call": its cause tells.
             if isinstance(error.__cause__, NEVER_CONNECTED):

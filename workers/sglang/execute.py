@@ -22,7 +22,6 @@ from workers.sglang.outcomes import (
     outcome,
 )
 from workers.sglang.reply import printable
-from workers.sglang.spool_probe import other_spool
 
 SAID_CHARACTERS = 500
 """Longest message of a dead letter."""
@@ -48,8 +47,7 @@ async def execute(order: Generate | Capture, url: str, context: Context) -> Resu
         except SpoolLostError as lost:
             if lost.code == "spool.missing":
                 # Wiped, or never there: nothing is wrong with the sample, and connecting again tells which.
-                away = other_spool(url, context.spool, lost)
-                raise ServerAwayError(away.message, code=away.code, hint=away.hint) from None
+                raise ServerAwayError(f"{url}: {lost.message}", code="server.other_spool") from None
             error = CallError(lost.message, code="states.lost")
         except CallError as failed:
             error = failed

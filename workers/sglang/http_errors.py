@@ -24,6 +24,8 @@ def refusal(url: str, status: int, body: bytes) -> CallError | FullError:
             code = "server.not_found"
         case 408 | 429 | 503:
             code = "server.busy"
+        case 410:  # of the plugin, for a file of its spool
+            code = "states.lost"
         case 502 | 504:
             code = "server.gateway"
         case 500 if "call_upstream" in said:  # SGLang's router, for a worker that died

@@ -109,16 +109,21 @@ def play(
     generate: Handler = GOOD,
     seen: RunView | None = None,
     flavour: str = "final",
-    plugin: bool = False,
+    plugin: bool | str = False,
     max_bytes: int = 1 << 30,
 ) -> None:
-    """The scene, on a stage whose server answers calls as `generate` does."""
+    """The scene, on a stage whose server answers calls as `generate` does.
+
+    `plugin` makes it one with the plugin, on the lane's own node or the one named.
+    """
 
     async def run() -> None:
         async with staged(flavour) as stage, SGLangClient() as client:
             stage.generate = generate
             if plugin:
-                stage.infos["/server_info"]["eyas"] = PLUGIN | {"node": "here"}
+                stage.infos["/server_info"]["eyas"] = PLUGIN | {
+                    "node": plugin if isinstance(plugin, str) else "here"
+                }
             lane = Lane(stage, client, Spool(tmp_path / "spool", "here", max_bytes), seen or view())
             try:
                 await scene(lane)

@@ -33,6 +33,8 @@ class Stage:
         }
         self.generate: Handler = answer()
         self.probe: Handler = answer()
+        self.spooled: Handler = refuse(404, {"detail": "Not Found"})
+        """Answers GET and DELETE of `/eyas/spool/…`; a server without the plugin has no such route."""
         self.health_status = 200
         self.port = 0
         self.bodies: list[dict[str, Any]] = []
@@ -54,6 +56,7 @@ class Stage:
         """Listen, on the port of before when there was one."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_post("/generate", self._generate)
+        app.router.add_route("*", "/eyas/spool/{name}", self._spooled)
         app.router.add_get("/{path:.*}", self._info)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -79,6 +82,9 @@ class Stage:
         except asyncio.CancelledError:
             self.left.set()
             raise
+
+    async def _spooled(self, request: web.Request) -> web.StreamResponse:
+        return await self.spooled(request, {})
 
     async def _info(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)

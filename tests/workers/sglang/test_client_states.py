@@ -1,6 +1,5 @@
 """Hidden states on their way to the spool: those of the plugin and those of a stock server."""
 
-import asyncio
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,12 @@ from client_stage import (
     rows,
 )
 
-from storage.errors import FullError, UnsuitableError
-from storage.run import CaptureSpec, StatesMode
+from storage.errors import FullError
+from storage.run import StatesMode
 from storage.sample import Stage as At
 from storage.spool import Spool
-from tests.engine_process import running_engine
 from workers.broker.messages import Captured, Failed, Responded
-from workers.sglang.client import SGLangClient
 from workers.sglang.outcomes import ServerAwayError
-from workers.sglang.spool_probe import probe_spool
 
 
 def test_a_known_sequence_is_captured_with_a_row_for_every_token(tmp_path: Path) -> None:
@@ -141,35 +137,8 @@ def test_states_that_are_not_where_the_server_says_are_no_fault_of_the_sample(tm
         with pytest.raises(ServerAwayError) as caught:
             await lane.execute(CAPTURE)
         assert caught.value.code == "server.other_spool"
-        assert caught.value.hint is not None
-        assert "EYAS_SPOOL_DIR" in caught.value.hint
 
     play(tmp_path, scene, plugin=True)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_server_that_writes_to_another_folder_is_found_before_its_first_call(
-    tmp_path: Path, shared: bool
-) -> None:
-    spool = Spool(tmp_path / "ours", "here", 10**9)
-
-    async def probe(url: str) -> None:
-        async with SGLangClient() as client:
-            facts = await client.facts(url)
-            assert facts.plugin is not None
-            hidden = facts.plugin.hidden_size
-            capture = CaptureSpec(name="final", hs_indices=(8,), norm="post", hidden_size=hidden)
-            await probe_spool(client, url, facts, capture, spool)
-
-    folder = spool.folder if shared else tmp_path / "theirs"
-    with running_engine("--spool-dir", folder, "--node", "here") as engine:
-        if shared:
-            asyncio.run(probe(engine.url))
-        else:
-            with pytest.raises(UnsuitableError, match="elsewhere than in") as caught:
-                asyncio.run(probe(engine.url))
-            assert caught.value.code == "server.other_spool"
-    assert list(spool.folder.iterdir()) == []
 
 
 def test_a_full_spool_on_either_side_is_no_fault_of_the_sample(tmp_path: Path) -> None:
