@@ -189,6 +189,11 @@ class ArrayFile:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that are decoded together: reading from one multiple of it to the next wastes nothing."""
+        return self._layout.chunk_rows if self._layout else 1024
+
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows `[start, stop)`.
 

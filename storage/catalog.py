@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from storage.errors import DamagedError
 from storage.idtable import ABSENT, IdTable
-from storage.segment import Segment, list_segments
+from storage.segment import Segment, SegmentName, list_segments
 
 _ROW_BITS = 32
+_GAPS = 1000
+"""Most numbers that a listing may have left out: what lacks more has lost them."""
 
 
 class Catalog:
@@ -32,21 +34,45 @@ class Catalog:
         One listing, and one small file for each new segment. A segment that a compaction has
         merged into another is passed over, here or, once seen, by the other's `replaces`.
         """
-        while True:
-            fresh = list_segments(self.parent, but=self._seen)
-            try:
-                segments = [Segment(self.parent, name) for name in fresh]
-                break
-            except FileNotFoundError:
-                continue  # merged and deleted since the listing: list again
+        fresh, segments = self._listed()
         for segment in segments:
             self._hidden |= segment.replaces
         first = len(self.segments)
         self.segments += segments
-        for name in fresh:
-            self._seen.add(str(name))
+        self._seen.update(map(str, fresh))
+        # Numbers that a compaction has freed are not given again, even when a node's last is gone.
+        for name in [*fresh, *(name for segment in segments for name in _replaced(segment))]:
             self._last[name.node] = max(self._last.get(name.node, 0), name.seq)
         return [first + at for at, name in enumerate(fresh) if str(name) not in self._hidden]
+
+    def _listed(self) -> tuple[list[SegmentName], list[Segment]]:
+        """The segments that were not seen yet.
+
+        A listing is no snapshot: it may show a segment and not the one that was committed before
+        it. A number that is left out is looked for once more; then it was taken away.
+        """
+        missing: set[SegmentName] = set()
+        while True:
+            fresh = list_segments(self.parent, but=self._seen)
+            try:
+                segments = [Segment(self.parent, name) for name in fresh]
+            except FileNotFoundError:
+                continue  # merged and deleted since the listing: list again
+            before, missing = missing, self._left_out(fresh, segments)
+            if missing <= before:
+                return fresh, segments
+
+    def _left_out(self, fresh: list[SegmentName], segments: list[Segment]) -> set[SegmentName]:
+        """Names that should be there: numbers are given one after the other."""
+        numbers: dict[str | None, set[int]] = {}
+        for name in [*fresh, *(name for segment in segments for name in _replaced(segment))]:
+            numbers.setdefault(name.node, set()).add(name.seq)
+        missing: set[SegmentName] = set()
+        for node, found in numbers.items():
+            last, new = self._last.get(node, 0), {seq for seq in found if seq > self._last.get(node, 0)}
+            if new and max(new) - last - len(new) <= _GAPS:
+                missing |= {SegmentName(node=node, seq=seq) for seq in set(range(last + 1, max(new))) - new}
+        return missing
 
     def read_new(self, read: Callable[[int, Segment], None]) -> None:
         """Refresh, and hand each visible segment that was not read yet to `read`, with its number.
@@ -109,6 +135,10 @@ class PlacedIds:
         """Which of uint8 [N, 16] have a place."""
         known: NDArray[np.bool_] = self.find(keys) != ABSENT
         return known
+
+
+def _replaced(segment: Segment) -> list[SegmentName]:
+    return [name for name in map(SegmentName.parse, segment.replaces) if name]
 
 
 def place(segment: int, row: int = 0) -> int:

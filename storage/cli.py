@@ -1,5 +1,5 @@
-"""The command `storage`: says what a store holds and checks it. Counting and checking are in
-`info.py` and `verify.py`, which are imported only when their command runs.
+"""The command `storage`: says what a store holds, checks it, compacts it. The work is done in
+`info.py`, `verify.py` and `compact.py`, which are imported only when their command runs.
 """
 
 import json
@@ -16,6 +16,7 @@ from storage.progress import Progress
 from storage.run import DEFAULT_OUTPUT_DIR
 
 if TYPE_CHECKING:
+    from storage.compact import CompactReport
     from storage.info import Info
     from storage.verify import Report
 
@@ -87,6 +88,40 @@ def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, th
     return 0 if report.ok else 1
 
 
+@group.command("compact")
+@_store
+@_json
+@click.option(
+    "--keep-hours",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    envvar="EYAS_KEEP_HOURS",
+    help="How long segments that were merged into others are kept for those who read them without "
+    "looking again.  [env var: EYAS_KEEP_HOURS; default: 24]",
+)
+def compact_command(path: Path | None, output_dir: Path | None, as_json: bool, keep_hours: float) -> int:
+    r"""Merge small segments into few big ones, while others read and write.
+
+    Drops states that are stored twice and failures that were made good. Deletes what an earlier
+    compaction has replaced. May be stopped at any moment and run again.
+
+    \b
+    Examples:
+      storage compact eyas-data
+      storage compact eyas-data --keep-hours 0   # nobody reads it: free the room at once
+      storage compact eyas-data --json
+
+    Ends with 0 when all was compacted, with 1 when a damaged segment had to be left as it is.
+    """
+    folder = _folder(path, output_dir)
+    with Progress("compacting") as progress:
+        from storage.compact import compact
+
+        report = compact(folder, progress, kept_s=keep_hours * 3600)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else _compact_text(report))
+    return 1 if any(one.left for one in report.folders) else 0
+
+
 def main() -> None:
     """Run the command line and leave with its exit status."""
     sys.exit(run_command(group, "storage"))
@@ -155,6 +190,31 @@ def _verify_text(report: "Report") -> str:
             "all ok" if report.ok else ", ".join(faults),
         ]
     )
+
+
+def _compact_text(report: "CompactReport") -> str:
+    lines = []
+    for one in report.folders:
+        sizes = f"{size_text(one.bytes_before)} → {size_text(one.bytes_after)}"
+        lines.append(
+            f"{one.folder:<20} {one.segments_before:>6} → {one.segments_after} segments, {sizes}"
+            + (f", {one.merged} merged" if one.merged else "")
+            + (f", {one.repeated_states} states stored twice dropped" if one.repeated_states else "")
+            + (f", {one.made_good} failures made good dropped" if one.made_good else "")
+        )
+        lines += [f"left as it is: {why}" for why in one.left]
+    if report.deleted_segments:
+        lines.append(
+            f"deleted {report.deleted_segments} replaced segments, {size_text(report.deleted_bytes)}"
+        )
+    if report.waiting_segments:
+        lines.append(
+            f"{report.waiting_segments} replaced segments, {size_text(report.waiting_bytes)}, are kept for "
+            "who reads them; the next compaction or a sink deletes them when their time is over"
+        )
+    if not any(one.merged for one in report.folders):
+        lines.append("nothing to merge")
+    return "\n".join(lines)
 
 
 def size_text(size_bytes: int) -> str:

@@ -41,6 +41,10 @@ class UnsuitableError(EyasError):
     exit_status = 3
 
 
+class RunReplacedError(UnsuitableError):
+    """The folder holds another run than the one it was opened for: nothing may be added to it."""
+
+
 class DamagedError(EyasError):
     """A committed file of the store does not say what it should: the caller must not use it."""
 

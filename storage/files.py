@@ -4,6 +4,7 @@ Durable replacement is: write beside, fsync, rename, fsync the folder. A crash b
 steps leaves the old file or the new one, and at worst a `.tmp` that the next write replaces.
 """
 
+import errno
 import json
 import os
 import re
@@ -75,6 +76,16 @@ def read_whole(path: str, size: int = -1, offset: int = 0) -> bytes:
 
     An index reads thousands of small files: this takes a third of the time of `Path.read_bytes`.
     """
+    try:
+        return _read_whole(path, size, offset)
+    except OSError as error:
+        # What NFS says of a file that another machine has deleted while this one had it open.
+        if error.errno == errno.ESTALE:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        raise
+
+
+def _read_whole(path: str, size: int, offset: int) -> bytes:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         left = os.fstat(handle).st_size - offset

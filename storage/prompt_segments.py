@@ -5,7 +5,7 @@ one reader of its source at a time; the commit finds out when there are two.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +37,10 @@ class ReadingState:
 class PromptSegments:
     """The folder `prompts/`; what its methods promise is said by those of `Store`."""
 
-    def __init__(self, output: Path, codec: Codec) -> None:
+    def __init__(self, output: Path, codec: Codec, guard: Callable[[], None]) -> None:
         self._output = output
         self._codec = codec
+        self._guard = guard
         self._lock = threading.RLock()
         self._catalogs: dict[str, Catalog] = {}
 
@@ -58,6 +59,7 @@ class PromptSegments:
 
     def begin_dataset(self, spec: DatasetSpec) -> None:
         """Create the dataset's group, or check that it is this one's."""
+        self._guard()
         with disk_errors(self._output):
             create_group(self._folder(spec.name), {**spec.to_json(), "fingerprint": spec.fingerprint})
         stored = self.dataset_spec(spec.name)
@@ -102,7 +104,7 @@ class PromptSegments:
                 self._seen(dataset)
             catalog = self._catalogs[dataset]
             name = SegmentName(node=None, seq=catalog.last_seq() + 1)
-        with Staging(self._output, "prompts", self._codec) as staging:
+        with Staging(self._output, "prompts", self._codec, self._guard) as staging:
             stage_prompts(staging, prompts, next_row=next_row, complete=complete, dropped=dropped)
             if not staging.commit(catalog.parent, name):
                 raise UnavailableError(

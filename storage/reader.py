@@ -101,6 +101,9 @@ class Samples:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """T of every sample, without reading one: int64 [N]."""
+        return self._read(self._lengths)
+
+    def _lengths(self) -> NDArray[np.int64]:
         segments, places = (
             (self._states_segments, self._states_places)
             if self.capture

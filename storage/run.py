@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from storage.errors import DamagedError, UnsuitableError
+from storage.errors import DamagedError, RunReplacedError, UnavailableError, UnsuitableError
 from storage.files import NAME, create_json, read_json
 from storage.json_records import read_record
 
@@ -226,3 +226,26 @@ def create_or_check_run(output: Path, spec: RunSpec) -> Run:
 def _plain(value: Any) -> Any:
     """Tuples as lists: JSON does not tell them apart."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def check_run(output: Path, run: Run) -> None:
+    """Whether the folder still holds this run: whoever deleted it may have begun another there.
+
+    Raises `RunReplacedError` naming both, `UnavailableError` when there is none any more, and
+    `DamagedError`.
+    """
+    path = output / "run.json"
+    try:
+        found = read_json(path).get("id")
+    except OSError as error:
+        raise UnavailableError(
+            f"`{path}` of run `{run.id}` cannot be read: {error.strerror}",
+            code="run.gone",
+            hint="bring the folder back; or, if it is not wanted any more, `producer cancel`",
+        ) from error
+    if found != run.id:
+        raise RunReplacedError(
+            f"`{output}` holds run `{found}` now, not run `{run.id}`: nothing more is committed to it",
+            code="run.replaced",
+            hint="put the folder of that run back; or, if it is not wanted any more, `producer cancel`",
+        )

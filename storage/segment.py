@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ STATES_CHUNK_BYTES = 4 << 20
 """Raw bytes of a chunk of hidden states."""
 SHARD_BYTES = 96 << 20
 """Raw bytes of a shard file."""
+_BF16_BITS = np.dtype("<u2")
 _NAME = re.compile(r"s-(?:(?P<node>.+)-)?(?P<seq>\d{8}|[1-9]\d{8,})")
 _SYNC_THREADS = 8
 """Files made durable at once: a journal takes many in one transaction."""
@@ -148,11 +149,20 @@ class Staging:
     Its methods raise `FullError` when the disk has no room.
     """
 
-    def __init__(self, output: Path, writer: str, codec: Codec) -> None:
+    def __init__(
+        self, output: Path, writer: str, codec: Codec, guard: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make its folder; an output folder that is gone is not made again.
+
+        `guard` is called before the rename and may raise. A folder that was deleted has taken this
+        one with it: whose run the guard finds there is whose run the rename adds to.
+        """
         self.path = output / STAGING / f"{writer}.{uuid.uuid4().hex}"
         self._codec = codec
+        self._guard = guard
         with disk_errors(output):
-            self.path.mkdir(parents=True)
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.mkdir()
 
     def plain(self, name: str, values: NDArray[Any]) -> None:
         """Add an array that will be read whole."""
@@ -168,10 +178,16 @@ class Staging:
             writer.append(values)
             writer.close()
 
-    def stream(self, name: str, shape: tuple[int, ...]) -> ShardWriter:
-        """Add an array of bf16 bits of this shape, filled by the caller."""
+    def stream(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] = _BF16_BITS,
+        chunk_bytes: int = STATES_CHUNK_BYTES,
+    ) -> ShardWriter:
+        """Add an array of this shape, filled by the caller; of bf16 bits unless told otherwise."""
         layout: Layout = sharded_layout(
-            shape, np.dtype("<u2"), self._codec, chunk_bytes=STATES_CHUNK_BYTES, shard_bytes=SHARD_BYTES
+            shape, dtype.newbyteorder("<"), self._codec, chunk_bytes=chunk_bytes, shard_bytes=SHARD_BYTES
         )
         with disk_errors(self.path.parent.parent):
             return ShardWriter(self.path / name, layout)
@@ -192,6 +208,7 @@ class Staging:
 
     def commit(self, parent: Path, name: SegmentName) -> bool:
         """Rename it to its name, durably; False when another writer has taken that name."""
+        self._guard()
         with disk_errors(self.path.parent.parent):
             try:
                 self.path.rename(parent / str(name))

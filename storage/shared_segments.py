@@ -14,6 +14,7 @@ from typing import TypeVar
 from storage.catalog import Catalog, PlacedIds, placed
 from storage.codec import Codec
 from storage.columns import ids_array
+from storage.errors import DamagedError
 from storage.failures import read_failures, stage_failures
 from storage.idtable import ABSENT
 from storage.responses import ResponseColumns, stage_responses
@@ -29,9 +30,10 @@ _RECENT = 8
 class SharedSegments:
     """The folders `responses/` and `failures/`; its methods' promises are said by `Store`'s."""
 
-    def __init__(self, output: Path, codec: Codec, states: StatesSegments) -> None:
+    def __init__(self, output: Path, codec: Codec, states: StatesSegments, guard: Callable[[], None]) -> None:
         self._output = output
         self._codec = codec
+        self._guard = guard
         self._states = states
         self._lock = threading.RLock()
         self._responses = PlacedIds(Catalog(output / "responses"), ("id",))
@@ -70,11 +72,23 @@ class SharedSegments:
 
     def failures(self) -> Iterator[Failure]:
         """All dead letters, those too that were made good since."""
-        with self._lock:
-            self._see_failures()
-            segments = self._failures.visible()
-        for segment in segments:
-            yield from read_failures(segment)
+        said: set[tuple[object, ...]] = set()
+        while True:
+            with self._lock:
+                self._see_failures()
+                segments = self._failures.visible()
+            try:
+                for segment in segments:
+                    for failure in list(read_failures(segment)):
+                        if (key := _failure_key(failure)) not in said:
+                            said.add(key)
+                            yield failure
+            except FileNotFoundError as error:
+                # Merged and deleted while we read: what is left is in segments of another name.
+                if segment.path.exists():
+                    raise DamagedError(f"`{error.filename}` is gone", code="file.missing") from None
+            else:
+                return
 
     def commit_failures(self, batch: Sequence[Failure]) -> int:
         """Commit those that are not there yet and that nothing stored has made good; how many."""
@@ -93,7 +107,7 @@ class SharedSegments:
                 name = SegmentName(node=None, seq=catalog.last_seq() + 1)
             if not new:
                 return 0
-            with Staging(self._output, catalog.parent.name, self._codec) as staging:
+            with Staging(self._output, catalog.parent.name, self._codec, self._guard) as staging:
                 stage(staging, new)
                 if staging.commit(catalog.parent, name):
                     return len(new)

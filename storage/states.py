@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 from storage.checks import ATTRIBUTE, checks_of
 from storage.columns import ids_array, numbered, offsets
 from storage.errors import SpoolLostError
-from storage.sample import States
+from storage.sample import SpoolRef, States
 from storage.segment import Segment, Staging
+from storage.shard import ShardWriter
 from storage.spool import BUFFER_BYTES, Spool
 
 
-class SampleLostError(SpoolLostError):
-    """Which of a batch cannot be read from the spool: it is written again without that one."""
+class SamplesLostError(SpoolLostError):
+    """Which of a batch do not match their checksums: it is written again without them."""
 
-    def __init__(self, states: States, error: SpoolLostError) -> None:
-        super().__init__(error.message, code=error.code, hint=error.hint)
-        self.states = states
+    def __init__(self, lost: Sequence[States]) -> None:
+        super().__init__(f"`{len(lost)}` spool files do not match their checksums", code="spool.lost")
+        self.lost = tuple(lost)
 
 
 def alike(states: States) -> tuple[object, ...]:
@@ -36,25 +37,25 @@ def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> Non
     """Stream the samples, all `alike`, into a staging folder, complete and durable.
 
     Each tensor is read once, straight into the chunk that is encoded, and checked at its end.
-    Raises `SampleLostError` for the first that is lost or damaged; nothing of this staging
-    folder may be committed then.
+    Raises `SamplesLostError` for all that are lost or damaged; nothing of this staging folder may
+    be committed then. After the first of them nothing more is written, only checked.
     """
     layers, hidden = batch[0].spool.shape[1:]
     lengths = [states.spool.shape[0] for states in batch]
     facts, facts_place = numbered([states.facts_id for states in batch])
+    lost: list[States] = []
     with staging.stream("states", (sum(lengths), layers, hidden)) as writer:
         for states in batch:
             try:
-                with spool.reader(states.spool) as reader:
-                    left, block = states.spool.shape[0], max(1, BUFFER_BYTES // (layers * hidden * 2))
-                    while left:
-                        rows = writer.room(min(left, block))
-                        reader.readinto(rows)
-                        writer.advance(len(rows))
-                        left -= len(rows)
-                    reader.check()
-            except SpoolLostError as error:
-                raise SampleLostError(states, error) from error
+                if lost:
+                    for _ in spool.blocks(states.spool):
+                        pass
+                else:
+                    _fill(writer, states.spool, spool)
+            except SpoolLostError:
+                lost.append(states)
+        if lost:
+            raise SamplesLostError(lost)
         writer.close()
     staging.plain("id", ids_array([states.id for states in batch]))
     staging.plain("digest", ids_array([states.digest for states in batch]))
@@ -71,6 +72,35 @@ def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> Non
             ATTRIBUTE: checks_of(batch),
         }
     )
+
+
+def split_readable(batch: Sequence[States], spool: Spool) -> tuple[list[States], list[States]]:
+    """Those whose spool files are there, of their size and with their header; and the others.
+
+    Cheap, since no tensor is read: what has been swept or lost is found before anything is written.
+    """
+    readable: list[States] = []
+    missing: list[States] = []
+    for states in batch:
+        try:
+            with spool.reader(states.spool):
+                readable.append(states)
+        except SpoolLostError:
+            missing.append(states)
+    return readable, missing
+
+
+def _fill(writer: ShardWriter, ref: SpoolRef, spool: Spool) -> None:
+    """Read one tensor into the writer's chunks; raises `SpoolLostError`."""
+    left, layers, hidden = ref.shape
+    block = max(1, BUFFER_BYTES // (layers * hidden * 2))
+    with spool.reader(ref) as reader:
+        while left:
+            rows = writer.room(min(left, block))
+            reader.readinto(rows)
+            writer.advance(len(rows))
+            left -= len(rows)
+        reader.check()
 
 
 class StatesColumns:

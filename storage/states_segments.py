@@ -5,7 +5,7 @@ first. What is known to be stored is not written again.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from storage.files import checked_name
 from storage.sample import States
 from storage.segment import SegmentName, Staging, create_group, disk_errors
 from storage.spool import Spool
-from storage.states import SampleLostError, alike, stage_states
+from storage.states import SamplesLostError, alike, split_readable, stage_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,10 @@ class StatesCommit:
 class StatesSegments:
     """The folder `states/`; what its methods promise is said by those of `Store`."""
 
-    def __init__(self, output: Path, codec: Codec) -> None:
+    def __init__(self, output: Path, codec: Codec, guard: Callable[[], None]) -> None:
         self._output = output
         self._codec = codec
+        self._guard = guard
         self._lock = threading.RLock()
         self._stored: dict[str, PlacedIds] = {}
 
@@ -68,24 +69,29 @@ class StatesSegments:
                     duplicate.append(states)
                 else:
                     fresh[key] = states
-            while fresh:
+            readable, missing = split_readable(list(fresh.values()), spool)
+            lost += missing
+            while readable:
                 try:
-                    self._commit_alike(list(fresh.values()), spool)
-                except SampleLostError as error:
-                    # Its rows are in the staging folder already: all is written again without
-                    # it. A second reading beforehand would cost every batch for the sake of one.
-                    lost.append(fresh.pop((error.states.id, error.states.digest)))
+                    self._commit_alike(readable, spool)
+                except SamplesLostError as error:
+                    # Rows of theirs are in the staging folder already: all is written once more
+                    # without any of them. A whole reading beforehand would cost every batch.
+                    lost += error.lost
+                    gone = {states.spool.name for states in error.lost}
+                    readable = [states for states in readable if states.spool.name not in gone]
                 else:
-                    stored += fresh.values()
+                    stored += readable
                     break
         return StatesCommit(stored=tuple(stored), lost=tuple(lost), duplicate=tuple(duplicate))
 
     def _commit_alike(self, batch: Sequence[States], spool: Spool) -> None:
         capture = batch[0].capture
         folder = self._output / "states" / checked_name(capture, "capture")
+        self._guard()
         with disk_errors(self._output):
             create_group(folder, {})
-        with Staging(self._output, spool.node, self._codec) as staging:
+        with Staging(self._output, spool.node, self._codec, self._guard) as staging:
             with disk_errors(self._output):
                 stage_states(staging, batch, spool)
             while True:

@@ -14,7 +14,7 @@ from storage.codec import Codec, chosen_codec
 from storage.errors import UnavailableError
 from storage.files import checked_name, create_json
 from storage.prompt_segments import PromptSegments, ReadingState
-from storage.run import FORMAT, DatasetSpec, Run, RunSpec, create_or_check_run, read_run
+from storage.run import FORMAT, DatasetSpec, Run, RunSpec, check_run, create_or_check_run, read_run
 from storage.sample import Failure, Prompt, Response, States
 from storage.segment import STAGING, create_group, disk_errors, sweep_staging
 from storage.shared_segments import SharedSegments
@@ -27,8 +27,9 @@ __all__ = ["ReadingState", "StatesCommit", "Store"]
 class Store:
     """One output folder. Its methods may be called from several threads.
 
-    Methods that write raise `FullError` when the disk has no room and `UnavailableError` when it
-    cannot be written; nothing was committed then. All that read or write raise `DamagedError`
+    Methods that write raise `FullError` when the disk has no room, `UnavailableError` when it cannot
+    be written and `RunReplacedError` when the folder holds another run now; nothing was committed
+    then. All that read or write raise `DamagedError`
     when a segment they need is not what it should be.
     """
 
@@ -37,9 +38,9 @@ class Store:
         self.path = path
         self.run = run
         self.codec = codec or chosen_codec()
-        self._prompts = PromptSegments(path, self.codec)
-        self._states = StatesSegments(path, self.codec)
-        self._shared = SharedSegments(path, self.codec, self._states)
+        self._prompts = PromptSegments(path, self.codec, self.check_run)
+        self._states = StatesSegments(path, self.codec, self.check_run)
+        self._shared = SharedSegments(path, self.codec, self._states, self.check_run)
 
     @classmethod
     def create(cls, path: Path, spec: RunSpec, codec: Codec | None = None) -> "Store":
@@ -75,6 +76,13 @@ class Store:
                 hint="give the folder that `producer enqueue --output-dir` was given, or set EYAS_OUTPUT_DIR",
             )
         return cls(path, run, codec)
+
+    def check_run(self) -> None:
+        """Whether the folder still holds this run; every commit asks.
+
+        Raises `RunReplacedError` when another was begun there, `UnavailableError` when none is there.
+        """
+        check_run(self.path, self.run)
 
     def dataset_names(self) -> tuple[str, ...]:
         """The datasets that were begun, sorted."""
