@@ -5,6 +5,7 @@ How often it is tried is in `execute.py`.
 
 from workers.broker.messages import Capture, Captured
 from workers.sglang.attempt import CAPTURE_DEADLINE_S, Context, ask_with_states, stored_states
+from workers.sglang.audit.auditor import checked
 from workers.sglang.checks import check_sendable
 from workers.sglang.outcomes import StaleOrderError
 from workers.sglang.requests import capture_body
@@ -30,4 +31,4 @@ async def capture_once(order: Capture, url: str, context: Context) -> Captured:
         max_new_tokens=1,
     )
     states = stored_states(replied, order, order.digest, capture, facts)
-    return Captured(run=order.run, states=states)
+    return Captured(run=order.run, states=await checked(states, order.tokens, url, context))

@@ -10,6 +10,7 @@ from storage.sample import Finish, Kind, Response, Span
 from storage.tokens import response_digest
 from workers.broker.messages import Generate, Responded
 from workers.sglang.attempt import GENERATE_DEADLINES_S, Context, ask, ask_with_states, stored_states
+from workers.sglang.audit.auditor import checked
 from workers.sglang.checks import check_sendable
 from workers.sglang.outcomes import CallError
 from workers.sglang.reply import Reply
@@ -54,6 +55,7 @@ async def generate_once(order: Generate, url: str, context: Context, *, attempt:
     )
     response = _response(order, reply, attempt, facts.facts_id)
     states = stored_states(replied, order, response.digest, capture, facts)
+    states = await checked(states, response.tokens, url, context)
     return Responded(run=order.run, response=response, states=states)
 
 
