@@ -5,6 +5,7 @@ nothing like a language model.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -85,6 +86,10 @@ class HashBackend:
         completion = Completion(output_ids=self._ids[draws % np.uint64(len(self._ids))].tolist())
         if count == end:
             completion.matched = completion.output_ids[-1] = self.config.eos_ids[0]
+        if order.logprobs_from is not None:  # one token is as likely as another
+            value = -math.log(len(self._ids))
+            completion.prompt_logprobs = [value] * (len(order.tokens) - 1 - order.logprobs_from)
+            completion.output_logprobs = [value] * count
         if order.layers and count:
             ran = np.concatenate((order.tokens, completion.output_ids[:-1])).astype(np.int64)
             completion.states = hash_states(ran, order.layers, self.config.hidden_size)

@@ -15,15 +15,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workers.engine.bf16 import Bits, Floats
+from workers.engine.bf16 import Bits, Floats, from_bits
 from workers.engine.kvcache import Pools
 from workers.engine.llama import Llama, Prefilled
 from workers.engine.order import Completion, Order
-from workers.engine.sampler import pick
+from workers.engine.sampler import logprobs, pick
 from workers.engine.stopping import stop_ids
 
 PREFILL_S = 0.05
 """Prompts are read for so long between two steps of decoding."""
+LOGPROB_ROWS = 64
+"""Rows whose logits are held at once for log-probabilities."""
 
 Done = Callable[[Order, Completion], None]
 
@@ -110,7 +112,7 @@ class Batcher:
         with self._wake:
             while self._waiting and self._running + len(self._reading) < self._slots:
                 order = self._waiting.popleft()
-                chunks = self._model.prefilling(order.tokens, order.layers)
+                chunks = self._model.prefilling(order.tokens, self._captured(order))
                 self._reading.append(Reading(order=order, left=len(order.tokens), chunks=chunks))
 
     def _read(self) -> None:
@@ -131,6 +133,9 @@ class Batcher:
 
     def _begin(self, reading: Reading, prefilled: Prefilled) -> None:
         order, (last, keys, values, states) = reading.order, prefilled
+        final = None
+        if order.logprobs_from is not None and states is not None:
+            states, final = states[:, :-1], states[:, -1]
         sequence = Running(
             order=order,
             completion=Completion(started=reading.started),
@@ -139,8 +144,10 @@ class Batcher:
                 self._model.config.eos_ids, order.sampling.stop_token_ids, order.sampling.ignore_eos
             ),
         )
+        if final is not None:
+            sequence.completion.prompt_logprobs = self._read_logprobs(order, final)
         if order.max_new_tokens > 0:
-            if states is not None:
+            if states is not None and order.layers:
                 sequence.rows.append(states)
             (token,) = self._choose(last[None], [sequence])
             self._accept(sequence, token)
@@ -150,6 +157,21 @@ class Batcher:
         else:
             self._pools.add(sequence, keys, values)
             self._running += 1
+
+    def _captured(self, order: Order) -> tuple[int, ...]:
+        """Indices of the states to keep of a prompt: with log-probabilities also the final one, last."""
+        more = () if order.logprobs_from is None else (self._model.config.num_layers,)
+        return order.layers + more
+
+    def _read_logprobs(self, order: Order, final: Bits) -> list[float]:
+        """Of the prompt's tokens behind the first that was named, from final states [T, H]."""
+        assert order.logprobs_from is not None
+        found: list[float] = []
+        for start in range(order.logprobs_from, len(order.tokens) - 1, LOGPROB_ROWS):
+            stop = min(len(order.tokens) - 1, start + LOGPROB_ROWS)
+            logits = self._model.logits(from_bits(final[start:stop]).astype(np.float64))
+            found += logprobs(logits, order.tokens[start + 1 : stop + 1]).tolist()
+        return found
 
     def _step(self) -> None:
         pools = self._pools.in_use()
@@ -170,6 +192,7 @@ class Batcher:
 
     def _choose(self, final: Floats, sequences: Sequence[Running]) -> list[int]:
         logits = self._model.logits(final)
+        said = logits.copy() if any(one.order.logprobs_from is not None for one in sequences) else None
         decided = [row for row, sequence in enumerate(sequences) if sequence.order.stop_at is not None]
         if decided and len(self._masked):
             logits[np.array(decided)[:, None], self._masked] = -np.inf
@@ -185,7 +208,16 @@ class Batcher:
             assert order.stop_at is not None
             if counts[row] + 1 >= max(order.stop_at, order.sampling.min_new_tokens + 1):
                 chosen[row] = self._model.config.eos_ids[0]
+        if said is not None:
+            self._say_logprobs(said, sequences, chosen)
         return chosen
+
+    def _say_logprobs(self, logits: Floats, sequences: Sequence[Running], chosen: Sequence[int]) -> None:
+        for row, sequence in enumerate(sequences):
+            if sequence.order.logprobs_from is not None:
+                sampling = sequence.order.sampling
+                scaled = logits[row : row + 1] / (1.0 if sampling.greedy else sampling.temperature)
+                sequence.completion.output_logprobs += logprobs(scaled, np.array([chosen[row]])).tolist()
 
     def _accept(self, sequence: Running, token: int) -> None:
         completion = sequence.completion

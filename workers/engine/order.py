@@ -47,6 +47,9 @@ class Order:
     """What is left of the request's after the context's limit."""
     layers: tuple[int, ...] = ()
     """Hugging Face `hidden_states` indices whose states are wanted; none by default."""
+    logprobs_from: int | None = None
+    """First token of the prompt whose log-probability is wanted; `T` for those of the output alone, None for
+    none at all."""
     stop_at: int | None = None
     """How many output tokens until end-of-sequence is forced; None leaves it to the model."""
     aborted: bool = False
@@ -63,6 +66,10 @@ class Completion:
     aborted: bool = False
     states: Bits | None = None
     """[prompt + output - 1, layers, H], or None when none were asked for: the last token never ran."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of the prompt's tokens behind `logprobs_from`, natural, each given all before it."""
+    output_logprobs: list[float] = field(default_factory=list)
+    """Of the output's, at its temperature."""
     started: float = field(default_factory=time.monotonic)
     """When its prefill began, monotonic seconds."""
     first_token: float = field(default_factory=time.monotonic)

@@ -33,6 +33,14 @@ def pick(
     return chosen
 
 
+def logprobs(logits: Floats, tokens: NDArray[np.int64]) -> Floats:
+    """The natural log-probability of each row's token, [B], out of logits [B, V]."""
+    most = logits.max(axis=1)
+    total = np.log(np.exp(logits - most[:, None]).sum(axis=1))
+    found: Floats = logits[np.arange(len(tokens)), tokens] - most - total
+    return found
+
+
 def _draw(weights: Floats, uniforms: Floats) -> NDArray[np.int64]:
     """One column a row, with probability in proportion to its weight."""
     cumulative = np.cumsum(weights, axis=1)
