@@ -73,6 +73,17 @@ _UNSUPPORTED: dict[str, object] = {
 """Sampling keys the engine does not act on, with the value that asks for nothing."""
 
 
+TOP_KEYS = {
+    "rid": str,
+    "text": str,
+    "stream": bool,
+    "return_hidden_states": bool,
+    "return_logprob": bool,
+    "logprob_start_len": int,
+}
+"""What the engine reads at the top of a body, beside ids and sampling."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolWish:
     """Where a request wants its states: what the Eyas plugin reads from `custom_params.eyas`."""
@@ -94,6 +105,9 @@ class Request:
     sampling: Sampling
     states: bool
     """`return_hidden_states`."""
+    logprobs_from: int | None
+    """Place in the ids from which log-probabilities are wanted, -1 for those of the output alone; None for
+    none at all."""
     spool: SpoolWish | None
     stream: bool
 
@@ -104,7 +118,7 @@ def read_request(raw: bytes) -> Request:
     Raises `Refusal`.
     """
     body = _object(raw)
-    for key, kinds in (("rid", str), ("text", str), ("stream", bool), ("return_hidden_states", bool)):
+    for key, kinds in TOP_KEYS.items():
         value = body.get(key)
         if value is not None and not isinstance(value, kinds):
             raise by_schema(
@@ -127,6 +141,7 @@ def read_request(raw: bytes) -> Request:
         text=body.get("text") if tokens is None else None,
         sampling=_sampling(params),
         states=bool(body.get("return_hidden_states")),
+        logprobs_from=_logprobs_from(body),
         spool=_spool_wish(params.get("custom_params")),
         stream=bool(body.get("stream")),
     )
@@ -213,6 +228,16 @@ def _sampling(params: dict[str, Any]) -> Sampling:
         no_stop_trim=bool(params.get("no_stop_trim")),
         seed=value("sampling_seed", None, _is_seed, "in [-2**63, 2**63 - 1]"),
     )
+
+
+def _logprobs_from(body: dict[str, Any]) -> int | None:
+    if not body.get("return_logprob"):
+        return None
+    for key in ("top_logprobs_num", "token_ids_logprob"):
+        if body.get(key):
+            raise by_value(f"the embedded engine does not support `{key}`")
+    start = body.get("logprob_start_len")
+    return -1 if start is None else int(start)
 
 
 def _is_seed(seed: int | None) -> bool:
