@@ -39,6 +39,8 @@ class Timing:
     """How long calls may go on after SIGTERM before they are cancelled."""
     exit_s: float = 5
     """How long giving messages back may take after that, before the process ends anyway."""
+    settle_s: float = 60
+    """Age at which what crashes left in spool and staging goes once the run is finished."""
 
 
 def load_timing(environ: Mapping[str, str] = os.environ) -> Timing:

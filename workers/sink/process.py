@@ -1,8 +1,8 @@
 """The life of a sink process: finds its store, commits what it holds, feeds when nobody else does.
 
-Three threads beside Celery's: one looks every second (which run, which store, what to say of
-itself), one commits, one feeds. Celery's side is `step.py`. No error ends a thread: it is
-said in the snapshot and tried again.
+Four threads beside Celery's: one looks every second (which run, which store, what to say of
+itself), one commits, one feeds, one merges small segments (`merging.py`). Celery's side is
+`step.py`. No error ends a thread: it is said in the snapshot and tried again.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from redis import Redis, RedisError
 
-from storage.errors import EyasError
+from storage.errors import EyasError, RunReplacedError
 from storage.run import CaptureSpec
 from storage.spool import Spool
 from storage.store import Store
@@ -29,6 +29,7 @@ from workers.feeder.wake import wake_feeder
 from workers.runs import claim_if_absent, read_carried, read_view
 from workers.sink.batching import Batcher, Held
 from workers.sink.commit import Sink
+from workers.sink.merging import Merger
 from workers.sink.status import SinkStatus
 from workers.sink.sweeping import Sweeper
 from workers.stopping import StoppedError
@@ -36,6 +37,10 @@ from workers.stopping import StoppedError
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+
+
+class _LeftError(StoppedError):
+    """What waits is for a store that this process has left for another run's."""
 
 
 class SinkProcess:
@@ -49,6 +54,7 @@ class SinkProcess:
         redis: Redis,
         publish: Callable[[Sequence[Message]], object],
         acknowledge: Callable[[Sequence[Held]], None],
+        settle_s: float,
         open_store: Callable[[Path], Store] = Store.open,
     ) -> None:
         self.batcher = Batcher()
@@ -61,12 +67,15 @@ class SinkProcess:
         self._serving = False
         self._status = SinkStatus()
         self._garbage: deque[tuple[bytes, str]] = deque(maxlen=KEPT)
-        self._sweeper = Sweeper(redis, self._spool)
+        self._sweeper = Sweeper(redis, self._spool, settle_s=settle_s)
         self.stopping = threading.Event()
+        self._merger = Merger(config.node, self.stopping)
+        self._committing: Sink | None = None
         self._threads = [
             threading.Thread(target=self._look_on, name="sink-look", daemon=True),
             threading.Thread(target=self._commit_on, name="sink-commit", daemon=True),
             threading.Thread(target=self._feed_on, name="sink-feed", daemon=True),
+            threading.Thread(target=self._merger.run, args=(self._served,), name="sink-merge", daemon=True),
         ]
 
     def start(self) -> None:
@@ -105,6 +114,8 @@ class SinkProcess:
 
     def pause(self, seconds: float, why: str) -> None:
         """As `commit.Host`: wait, and say why."""
+        if self._committing is not self._sink:
+            raise _LeftError
         self._status.become("paused", why)
         if self.stopping.wait(seconds):
             raise StoppedError
@@ -142,6 +153,7 @@ class SinkProcess:
             # Opened again for as long as it is not the run's: another may have begun in that folder.
             if store is None or store.path != folder or (carried and carried.run.id != store.run.id):
                 store = self._open(folder)
+            store.check_run()
             # After Redis lost its data this is what gives it the run back.
             claim_if_absent(self._redis, store.run, folder)
         except EyasError as error:
@@ -196,6 +208,13 @@ class SinkProcess:
                 continue
             try:
                 self._commit(batch)
+            except (RunReplacedError, _LeftError) as error:
+                # Not acknowledged: they wait here for the folder of their run, or for another run.
+                if isinstance(error, RunReplacedError):
+                    self._wait(error.message)
+                    self.stopping.wait(LOOK_S)
+                for held in batch:
+                    self.batcher.add(held)
             except StoppedError:
                 return
             # The edge of the thread: nothing is acknowledged, so all of it is tried again.
@@ -217,6 +236,14 @@ class SinkProcess:
         # Once: the thread that looks may open another store meanwhile.
         sink = self._sink
         assert sink is not None, "received before a store was open"
+        self._committing = sink
+        self._merger.committing.set()
+        try:
+            self._commit_to(sink, batch)
+        finally:
+            self._merger.committing.clear()
+
+    def _commit_to(self, sink: Sink, batch: Sequence[Held]) -> None:
         began = time.monotonic()
         results = [held.result for held in batch if held.result.run == sink.run_id]
         tally = sink.commit(results, self._capture)
@@ -251,6 +278,9 @@ class SinkProcess:
                 self.stopping.wait(LOOK_S)
             else:
                 self.stopping.wait(LOOK_S / 5)
+
+    def _served(self) -> Store | None:
+        return self._store if self._serving else None
 
     def _serves_still(self, store: Store) -> bool:
         return self._serving and self._store is store

@@ -77,6 +77,7 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 redis=consumer.app.redis,
                 publish=self._publish,
                 acknowledge=self._acknowledge,
+                settle_s=consumer.app.timing.settle_s,
                 open_store=self.open_store,
             )
             self.process.start()

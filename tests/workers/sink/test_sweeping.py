@@ -9,9 +9,13 @@ import pytest
 import redis
 
 from storage.spool import Spool
+from storage.store import Store
+from tests.workers.sink.making import make_spec
 from workers.board.processes import write_process
+from workers.broker.keys import WINDOW
+from workers.runs import claim_if_absent, finish
 from workers.sink.status import SinkStatus
-from workers.sink.sweeping import EVERY_S, IDLE_S, WAITED_FOR_S, Sweeper
+from workers.sink.sweeping import EVERY_S, IDLE_S, LOOK_S, WAITED_FOR_S, Sweeper
 
 
 class Clock:
@@ -68,3 +72,28 @@ def test_while_results_wait_for_the_node_only_files_of_a_day_ago_go(
 def test_a_sink_whose_folder_is_away_still_says_how_it_is(spool: Spool, tmp_path: Path) -> None:
     said = SinkStatus().snapshot(name="a@b", node="n", held=0, spool=spool, output=tmp_path / "away")
     assert said.disk_free_bytes is None
+
+
+def test_what_crashes_left_goes_once_the_run_is_finished_and_not_before(
+    client: redis.Redis, spool: Spool, clock: Clock, tmp_path: Path
+) -> None:
+    store = Store.create(tmp_path / "out", make_spec())
+    staging = store.path / ".staging" / "sink.killed"
+    staging.mkdir(parents=True)
+    orphan, young = aged(spool, "orphan", 70), aged(spool, "young", 30)
+    os.utime(staging, (time.time() - 70,) * 2)
+    claim_if_absent(client, store.run, store.path)
+    sweeper = Sweeper(client, spool, clock, settle_s=60)
+    sweeper.look(store)
+    finish(client, store.run.id)
+    client.hset(WINDOW, b"an order that is out", 1)
+    clock.now += LOOK_S
+    sweeper.look(store)
+    assert orphan.exists()
+    assert staging.exists()
+    client.delete(WINDOW)
+    clock.now += LOOK_S
+    sweeper.look(store)
+    assert not orphan.exists()
+    assert not staging.exists()
+    assert young.exists()
