@@ -239,3 +239,42 @@ def test_the_load_can_be_asked_for(server):
     [load] = server.get("/v1/loads").json()["loads"]
     assert load["num_running_reqs"] >= 0
     assert load["num_waiting_reqs"] >= 0
+
+
+def logprobs_of(server, prompt, start, **more):
+    asked = {"return_logprob": True, "logprob_start_len": start, **more}
+    return ask(server, {**body(prompt, max_new_tokens=1), **asked})["meta_info"]["input_token_logprobs"]
+
+
+@pytest.mark.parametrize("start", [0, 4, len(PROMPT) - 1, len(PROMPT), -1])
+def test_logprobs_name_the_tokens_from_the_place_asked_and_say_nothing_of_the_first(server, start):
+    said = logprobs_of(server, PROMPT, start)
+    assert [entry[1] for entry in said] == ([] if start == -1 else PROMPT[start:])
+    assert [entry[0] is None for entry in said] == [at == 0 for at in range(len(said))]
+    assert all(entry[0] < 0 for entry in said[1:])
+
+
+def test_a_place_behind_the_prompt_is_refused(server):
+    answer = server.post(
+        "/generate", json={**body(), "return_logprob": True, "logprob_start_len": len(PROMPT) + 1}
+    )
+    assert answer.status_code == 400
+
+
+def test_logprobs_are_those_of_the_tokens_generated_whatever_the_temperature_of_the_asking(server):
+    reply = ask(server, {**body(), "return_logprob": True})
+    generated = reply["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in generated] == reply["output_ids"]
+    whole = PROMPT + reply["output_ids"]
+    for temperature in (0, 0.5):
+        asked = body(whole, max_new_tokens=1, temperature=temperature)
+        asked |= {"return_logprob": True, "logprob_start_len": len(PROMPT) - 1}
+        read = ask(server, asked)["meta_info"]["input_token_logprobs"]
+        assert [entry[0] for entry in read[1:]] == pytest.approx([entry[0] for entry in generated], abs=0.1)
+
+
+def test_logprobs_and_states_come_of_one_call(server):
+    asked = {"return_logprob": True, "logprob_start_len": 3}
+    meta = ask(server, {**body(states=True, max_new_tokens=1), **asked})["meta_info"]
+    assert len(meta["hidden_states"][0]) == len(PROMPT)
+    assert len(meta["input_token_logprobs"]) == len(PROMPT) - 3

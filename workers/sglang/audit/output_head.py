@@ -45,7 +45,9 @@ class OutputHead:
         """H."""
         return self.weight.shape[1]
 
-    def logprobs(self, final: NDArray[np.float32], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+    def logprobs(
+        self, final: NDArray[np.float32], tokens: NDArray[np.int32], block_bytes: int = BLOCK_BYTES
+    ) -> NDArray[np.float64]:
         """The natural log-probability of token i behind final state i, [k].
 
         `final` is float32 [k, H]. Holds a block of the head and its logits at once.
@@ -53,7 +55,7 @@ class OutputHead:
         count = len(final)
         most, total = np.full(count, -np.inf), np.zeros(count)
         chosen = np.full(count, -np.inf)
-        step = max(1, BLOCK_BYTES // (4 * self.hidden_size))
+        step = max(1, block_bytes // (4 * self.hidden_size))
         for start in range(0, self.vocab_size, step):
             stop = min(self.vocab_size, start + step)
             logits = (final @ self.weight.rows(start, stop).T).astype(np.float64)
