@@ -74,7 +74,7 @@ def compact(
     is no run or another compaction is at work, and `FullError` when a merge does not fit.
     """
     store = Store.open(path)
-    folders = [path / "responses", *(path / "states" / name for name in store.captures()), path / "failures"]
+    folders = store.segment_folders()
     reports, deleted = [], Deleted()
     for folder in folders:
         with only_one(folder) as alone:

@@ -231,15 +231,15 @@ def _plain(value: Any) -> Any:
 def check_run(output: Path, run: Run) -> None:
     """Whether the folder still holds this run: whoever deleted it may have begun another there.
 
-    Raises `RunReplacedError` naming both, `UnavailableError` when there is none any more, and
-    `DamagedError`.
+    Raises `RunReplacedError` naming both, and `UnavailableError` when none can be read there.
     """
     path = output / "run.json"
     try:
         found = read_json(path).get("id")
-    except OSError as error:
+    except (OSError, DamagedError) as error:
+        why = error.message if isinstance(error, DamagedError) else error.strerror
         raise UnavailableError(
-            f"`{path}` of run `{run.id}` cannot be read: {error.strerror}",
+            f"`{path}` of run `{run.id}` cannot be read: {why}",
             code="run.gone",
             hint="bring the folder back; or, if it is not wanted any more, `producer cancel`",
         ) from error

@@ -14,6 +14,7 @@ from storage.codec import Codec, chosen_codec
 from storage.errors import UnavailableError
 from storage.files import checked_name, create_json
 from storage.prompt_segments import PromptSegments, ReadingState
+from storage.replaced import KEPT_S, Deleted, delete_replaced
 from storage.run import FORMAT, DatasetSpec, Run, RunSpec, check_run, create_or_check_run, read_run
 from storage.sample import Failure, Prompt, Response, States
 from storage.segment import STAGING, create_group, disk_errors, sweep_staging
@@ -174,8 +175,19 @@ class Store:
 
     def write_facts(self, facts_id: str, facts: Mapping[str, Any]) -> None:
         """Keep what a server said of itself; nothing happens when it is kept already."""
+        self.check_run()
         with disk_errors(self.path):
             create_json(self.path / "facts" / f"{checked_name(facts_id, 'facts id')}.json", facts)
+
+    def segment_folders(self) -> list[Path]:
+        """The folders whose segments may be merged: responses, each capture's states, failures."""
+        captures = [self.path / "states" / name for name in self.captures()]
+        return [self.path / "responses", *captures, self.path / "failures"]
+
+    def delete_replaced(self, kept_s: float = KEPT_S, now: float | None = None) -> Deleted:
+        """Delete segments that were merged into others so long ago; what was deleted."""
+        self.check_run()
+        return delete_replaced(self.path, self.segment_folders(), kept_s, now)
 
     def sweep_staging(self, older_than_s: float) -> int:
         """Remove what killed writers left and nobody touched for so long; how many folders."""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from redis import Redis, RedisError
 
-from storage.errors import EyasError, FullError, UnavailableError
+from storage.errors import EyasError, FullError, RunReplacedError, UnavailableError
 from storage.json_records import parse_json
 from storage.run import CaptureSpec
 from storage.sample import Failure, Response, Stage, States
@@ -91,7 +91,8 @@ class Sink:
         """Commit all of it; returns when nothing of it is needed any more but its spool files.
 
         Waits for as long as the disk is full or the store or Redis away. An item that cannot be
-        stored never holds up the others: it becomes a dead letter. Raises `StoppedError`.
+        stored never holds up the others: it becomes a dead letter. Raises `StoppedError`, and
+        `RunReplacedError` when the folder holds another run now: nothing of it is lost then.
         """
         tally = Tally()
         failures = [r.failure for r in results if isinstance(r, Failed)]
@@ -234,7 +235,7 @@ class Sink:
                 try:
                     counts.append(self._patiently(commit, part, _size_bytes(part)))
                     break
-                except StoppedError:
+                except (StoppedError, RunReplacedError):
                     raise
                 # An edge: whatever is wrong with one item must not stop the others for ever.
                 except Exception as error:
