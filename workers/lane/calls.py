@@ -7,7 +7,8 @@ A call takes the healthy server with the most free slots. Grants come from `slot
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 OUTAGE_S = 2.0
@@ -39,6 +40,7 @@ class Calls:
         self._clock = clock
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()
+        self._apart = 0
         self._grants: dict[str, int] = {}
         self._good_until = 0.0
         self._outages: dict[str, _Outage] = {}
@@ -58,6 +60,22 @@ class Calls:
                 return None
             self._in_flight[url] += 1
             return url
+
+    @contextmanager
+    def waiting_apart(self) -> Iterator[None]:
+        """Meanwhile one order of this process waits for a server that slots have no part in."""
+        with self._lock:
+            self._apart += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._apart -= 1
+
+    def take_apart(self, url: str) -> None:
+        """Count a call that was let in without a slot, until `give_back`."""
+        with self._lock:
+            self._in_flight[url] += 1
 
     def give_back(self, url: str) -> None:
         """The call has ended."""
@@ -80,7 +98,7 @@ class Calls:
         their call and not their order count as such too, which is the safe side.
         """
         with self._lock:
-            pending = max(0, reserved - self._in_flight.total())
+            pending = max(0, reserved - self._in_flight.total() - self._apart)
             free = sum(each for each in self._free().values() if each > 0)
         return min(free - pending, self.capacity - reserved)
 

@@ -29,12 +29,16 @@ from workers.broker.keys import FACTS
 from workers.broker.messages import Capture, Generate, Responded, Result
 from workers.broker.queues import Lane as LaneName
 from workers.config import Config
+from workers.lane.alone import Alone
+from workers.lane.apart import Apart
 from workers.lane.calls import Calls
 from workers.lane.flight import Flight
 from workers.lane.loop import LoopThread
+from workers.lane.marks import Marks
 from workers.lane.pause import Pause
 from workers.lane.sinks import Sinks
 from workers.lane.slots import TWIN, Asked, Slots
+from workers.lane.standing import BEFORE, standing
 from workers.runs import RunView, read_view
 from workers.sglang.attempt import Context
 from workers.sglang.client import SGLangClient
@@ -78,7 +82,10 @@ class Lane:
         self._sinks = Sinks(self._redis, self._passing)
         self._spool = self._open_spool()
         self._client, self._servers, self._decoders = self.loop.run(self._open())
-        self._said = ("waiting", "has not looked for its run yet")
+        self._said = BEFORE
+        self.alone = Alone(self._redis, ttl_s=timing.slots_s / 2, slots_ttl_s=timing.slots_s)
+        self.marks = Marks(self._redis)
+        self.apart = Apart(self.alone, self.calls, self._healthy, self._limit, lambda: self._draining)
         self._closed = threading.Event()
         self._on_room: Callable[[], object] = lambda: None
         self._pulse = threading.Thread(target=self._pulse_on, name="lane-pulse", daemon=True)
@@ -93,7 +100,7 @@ class Lane:
 
     def room(self, reserved: int) -> int:
         """How many more orders may be taken by a process that holds so many unfinished ones."""
-        return 0 if self._draining else self.calls.room(reserved)
+        return 0 if self._draining else max(self.calls.room(reserved), self.apart.room(reserved))
 
     def run(self, order: Generate | Capture, url: str, view: RunView) -> Result:
         """The order's result; raises what `execute` and `LoopThread.run` raise."""
@@ -182,6 +189,10 @@ class Lane:
     def _healthy(self) -> tuple[str, ...]:
         return () if self.pause.on else self._servers.healthy()
 
+    def _limit(self) -> int:
+        view = self.view
+        return view.settings.concurrency.get(self.lane, 0) if view is not None else 0
+
     def _urls(self) -> tuple[str, ...]:
         view = self.view
         if view is None:
@@ -228,10 +239,8 @@ class Lane:
                 self.pause.clear()
 
     def _renew(self) -> None:
-        urls, view = self._urls(), self.view
-        healthy = set(self._healthy())
+        urls, limit, healthy = self._urls(), self._limit(), set(self._healthy())
         flying = self.calls.in_flight()
-        limit = view.settings.concurrency.get(self.lane, 0) if view is not None else 0
         asked = {
             url: Asked(
                 limit=limit,
@@ -242,32 +251,27 @@ class Lane:
         }
         asked_at = time.monotonic()
         granted = self._slots.renew(asked) if asked else {}
+        self.alone.renew()
         twin = TWIN in granted.values()
         # Others may take what we hold once our record has expired; stop well before that.
         good_s = asked_at + 0.8 * self.timing.slots_s - time.monotonic()
         self.calls.grant({url: max(0, slots) for url, slots in granted.items()}, good_s)
         for facts in tuple(self._servers.facts.values()):
             self._tell_facts(facts)
-        self._say(limit, healthy, twin)
-        self._on_room()
-
-    def _say(self, limit: int, healthy: set[str], twin: bool) -> None:
-        said = ("running", "")
-        if self._draining:
-            said = ("stopping", "has been told to end")
-        elif twin:
-            said = ("waiting", f"another process is called `{self.name}`: name one otherwise with `-n`")
-        elif self.view is None:
-            said = ("waiting", "there is no run yet: `producer enqueue` begins one")
-        elif self.pause.on:
-            said = ("paused", self.pause.why)
-        elif limit == 0:
-            said = ("paused", f"the lane `{self.lane}` has a limit of 0")
-        elif not healthy:
-            said = ("waiting", "no server takes calls")
+        said = standing(
+            lane=self.lane,
+            name=self.name,
+            draining=self._draining,
+            twin=twin,
+            has_run=self.view is not None,
+            pause=self.pause,
+            limit=limit,
+            healthy=len(healthy),
+        )
         if said != self._said:
             logger.info("lane.%s why=%r", *said)
             self._said = said
+        self._on_room()
 
     def _snapshot(self) -> ProcessSnapshot:
         flying, grants = self.calls.in_flight(), self.calls.grants()

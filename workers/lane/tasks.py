@@ -25,11 +25,13 @@ from workers.broker.messages import (
     Result,
     decode,
 )
-from workers.broker.publish import publish
+from workers.broker.publish import order_key, publish
 from workers.broker.queues import STORE_TASK, task_of
 from workers.broker.queues import Lane as LaneName
 from workers.celery import EyasApp
+from workers.lane.alone import NotAloneError
 from workers.lane.lane import Lane
+from workers.lane.marks import Mark
 from workers.runs import RunView
 from workers.sglang.execute import dead_letter
 from workers.sglang.outcomes import AGAIN, ATTEMPTS, ServerAwayError, StaleOrderError
@@ -112,44 +114,66 @@ def _perform(app: EyasApp, lane: Lane, body: bytes) -> str:
         publish(app, result, lane.stopping)
     except StoppedError:
         raise BackToQueueError("stopping, and Redis is away") from None
+    lane.marks.clear(order_key(order))
     _count(lane, result)
     return outcome_text(result)
 
 
 def _call(lane: Lane, order: Generate | Capture, view: RunView) -> Result:
-    """The order's result, from the server with the most free slots."""
-    url = lane.calls.take()
-    if url is None:
+    """The order's result, from the server with the most free slots; of a suspect, from one apart."""
+    key = order_key(order)
+    mark = lane.marks.read(key)
+    if mark.suspect:
+        mark = lane.marks.with_company(key, mark)
+        try:
+            with lane.apart.place(mark) as url:
+                return _call_at(url, lane, order, view, key, mark)
+        except NotAloneError as error:
+            raise BackToQueueError(str(error)) from None
+    taken = lane.calls.take()
+    if taken is None:
+        lane.apart.met_another()
         raise BackToQueueError("no free slot")
-    failures = 0
     try:
-        while True:
-            try:
-                return lane.run(order, url, view)
-            except ServerAwayError as error:
-                lane.calls.lost(url)
-                raise BackToQueueError(error.code) from None
-            except FullError as error:
-                lane.pause.begin(error.message)
-                raise BackToQueueError(error.code) from None
-            except OSError as error:
-                # A spool folder that is gone, too many open files: the machine, not the sample.
-                lane.pause.begin(f"this machine: {error}")
-                raise BackToQueueError("worker.machine") from None
-            except concurrent.futures.CancelledError:
-                raise BackToQueueError("stopping") from None
-            except StaleOrderError:
-                raise
-            # An edge: a fault of ours in one order must neither lose it nor stop the others.
-            except Exception as error:
-                failures += 1
-                logger.exception("order.error id=%s failures=%d", order.id.hex(), failures)
-                if failures >= ATTEMPTS:
-                    return dead_letter(order, code="worker.error", said=repr(error), attempts=failures)
-                if lane.stopping.wait(AGAIN.pause_s(failures)):
-                    raise BackToQueueError("stopping") from None
+        return _call_at(taken, lane, order, view, key, mark)
     finally:
-        lane.calls.give_back(url)
+        lane.calls.give_back(taken)
+
+
+def _call_at(url: str, lane: Lane, order: Generate | Capture, view: RunView, key: str, mark: Mark) -> Result:
+    failures = 0
+    while True:
+        try:
+            return lane.run(order, url, view)
+        except ServerAwayError as error:
+            lane.calls.lost(url)
+            if error.in_flight:
+                mark = mark.died()
+                # Before the order goes back: whoever takes it next must know.
+                lane.marks.write(key, mark)
+            if mark.guilty:
+                said = f"the only call in flight at {url} when it went: {error.message}"
+                return dead_letter(order, code="prompt.kills_server", said=said, attempts=mark.deaths)
+            raise BackToQueueError(error.code) from None
+        except FullError as error:
+            lane.pause.begin(error.message)
+            raise BackToQueueError(error.code) from None
+        except OSError as error:
+            # A spool folder that is gone, too many open files: the machine, not the sample.
+            lane.pause.begin(f"this machine: {error}")
+            raise BackToQueueError("worker.machine") from None
+        except concurrent.futures.CancelledError:
+            raise BackToQueueError("stopping") from None
+        except StaleOrderError:
+            raise
+        # An edge: a fault of ours in one order must neither lose it nor stop the others.
+        except Exception as error:
+            failures += 1
+            logger.exception("order.error id=%s failures=%d", order.id.hex(), failures)
+            if failures >= ATTEMPTS:
+                return dead_letter(order, code="worker.error", said=repr(error), attempts=failures)
+            if lane.stopping.wait(AGAIN.pause_s(failures)):
+                raise BackToQueueError("stopping") from None
 
 
 def _unwanted(order: Generate | Capture, view: RunView) -> str:
