@@ -49,7 +49,7 @@ class StoredBytes:
         yield self._path / "failures"
         for kind in ("prompts", "states"):
             try:
-                yield from sorted((self._path / kind).iterdir())
+                yield from sorted(path for path in (self._path / kind).iterdir() if path.is_dir())
             except FileNotFoundError:
                 continue
 

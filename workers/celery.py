@@ -7,6 +7,7 @@ only publish make their own with `create_app`.
 from functools import cached_property
 from typing import Any
 
+import click
 from celery import Celery
 from redis import Redis
 
@@ -70,4 +71,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     app = globals()["app"] = create_app(load_config())
     app.set_current()
+    if _is_for_flower():
+        from workers.flower.extension import extend
+
+        extend(app.config.redis_url)
     return app
+
+
+def _is_for_flower() -> bool:
+    """Whether `celery … flower` asks for the app: it loads the app before it starts Flower."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.invoked_subcommand == "flower"

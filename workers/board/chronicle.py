@@ -73,7 +73,7 @@ class Chronicle:
         before = self._tally or read_tally(self._redis, self._run)
         self._tally = add_up(before, processes, board.at)
         write_tally(self._redis, self._tally)
-        if now - self._noted_at >= FINEST_S * 0.9:
+        if board.finished or now - self._noted_at >= FINEST_S * 0.9:
             self._history.add(sample_of(board, self._tally, processes))
             self._noted_at = now
 
@@ -87,6 +87,7 @@ def sample_of(board: Board, tally: Tally, processes: Sequence[ProcessSnapshot]) 
         prompt_tokens=tally.prompt_tokens,
         output_tokens=tally.output_tokens,
         captured_tokens=tally.captured_tokens,
+        finished=board.finished,
         samples=board.done,
         failed=sum(dataset.failed for dataset in board.datasets),
         wasted=board.wasted,

@@ -54,6 +54,8 @@ class Sample:
     """Generated, sum."""
     captured_tokens: int
     """Captured by calls of their own, sum."""
+    finished: bool
+    """Whether the run was: nothing more is written then."""
     samples: int
     """Wanted prompts with their outcome, dead letters included."""
     failed: int
@@ -73,6 +75,7 @@ class History:
     def __init__(self, redis: Redis, run: str) -> None:
         self._redis, self._run = redis, run
         self._last: dict[int, float] | None = None
+        self._over = False
 
     def add(self, sample: Sample) -> None:
         """Write the sample wherever its step has passed. Raises `RedisError`."""
@@ -80,10 +83,14 @@ class History:
         now = seconds + micros / 1e6
         if self._last is None:
             self._last = self._begin()
+        if self._over and sample.finished:
+            return
+        self._over = sample.finished
         data = json.dumps(asdict(sample) | {"at": round(now, 3)}, separators=(",", ":"))
         for step, kept in STEPS_S.items():
-            # A clock that was put back must not silence the history until it has caught up.
-            if not 0 <= now - self._last.get(step, float("-inf")) < 0.9 * step:
+            # The run's last one goes into all. A clock that was put back must not silence the
+            # history until it has caught up.
+            if self._over or not 0 <= now - self._last.get(step, float("-inf")) < 0.9 * step:
                 self._redis.xadd(history_key(step), {"s": data}, maxlen=kept)
                 self._last[step] = now
 
@@ -93,7 +100,7 @@ class History:
         for step in STEPS_S:
             newest = _read(self._redis.xrevrange(history_key(step), count=1))
             if newest and newest[0].run == self._run:
-                last[step] = newest[0].at
+                last[step], self._over = newest[0].at, newest[0].finished
             else:
                 self._redis.delete(history_key(step))
         return last
@@ -112,10 +119,14 @@ def read_history(redis: Redis, run: str, since: float, now: float) -> tuple[Samp
     return tuple(sorted((one for one in samples if one.run == run), key=lambda one: one.at))
 
 
-def first_sample(redis: Redis, run: str) -> Sample | None:
-    """The oldest there is of the run, in any step; None without any. Raises `RedisError`."""
-    oldest = [one for step in STEPS_S for one in _read(redis.xrange(history_key(step), count=1))]
-    return min((one for one in oldest if one.run == run), key=lambda one: one.at, default=None)
+def ends_of_history(redis: Redis, run: str) -> tuple[Sample, Sample] | None:
+    """The oldest and the newest sample there is of the run; None without any. Raises `RedisError`."""
+    found: list[Sample] = []
+    for step in STEPS_S:
+        found += _read(redis.xrange(history_key(step), count=1))
+        found += _read(redis.xrevrange(history_key(step), count=1))
+    mine = sorted((one for one in found if one.run == run), key=lambda one: one.at)
+    return (mine[0], mine[-1]) if mine else None
 
 
 def _read(entries: Any) -> list[Sample]:
