@@ -123,6 +123,7 @@ def _enqueue(
         settings = settings_after(flags, said, now, target, urls, capture_urls)
         settings = replace(settings, datasets={**settings.datasets, **caps})
         queue.claim(store, settings)
+        queue.agree(store, {**servers.generating, **servers.capturing})
         write_settings(output, settings)
     for facts in [*servers.generating.values(), *servers.capturing.values()]:
         store.write_facts(facts.facts_id, facts.to_json())
@@ -194,7 +195,7 @@ def _reads(manifest: Manifest, datasets: Sequence[Dataset]) -> str:
 
 def _say_servers(servers: "Servers") -> None:
     for url, facts in {**servers.generating, **servers.capturing}.items():
-        say(f"{url} serves {facts.model} (SGLang {facts.sglang}, states: {facts.states})")
+        say(f"{url} serves {facts.model} ({facts.says()})")
     for why in servers.away.values():
         say(f"warning: {why}; it is used when it answers")
 

@@ -5,7 +5,7 @@ Redis and Celery themselves are known in `workers/`; these are the steps of `enq
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from workers.runs import RunView, check_free, claim, publish_view
 
 if TYPE_CHECKING:
     from storage.store import Store
+    from workers.sglang.facts import ServerFacts
 
 STOP_S = 5.0
 """A feeder that stops finishes the orders it has in hand; a process that ends waits no longer."""
@@ -53,6 +54,18 @@ class Queue:
         with explaining(self.url):
             claim(self._redis, store.run, store.path)
             publish_view(self._redis, view)
+
+    def agree(self, store: "Store", servers: "Mapping[str, ServerFacts]") -> None:
+        """Go on with these servers as they are now, naming those that have changed."""
+        from workers.lane.first_facts import agree, first_of
+        from workers.sglang.unchanged import changes
+
+        with explaining(self.url):
+            for url, facts in servers.items():
+                first = first_of(self._redis, store.run.id, url)
+                if first is not None and (changed := changes(first, facts)):
+                    say(f"warning: {url} changed ({changed}); from now on the run uses it as it is")
+            agree(self._redis, store.run.id, servers)
 
     def feed(self, store: "Store", settings: RunSettings) -> int:
         """Put the first window out, unless a sink feeds already, and say what is left to do.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from producer.captures import check_capture
+from producer.checkpoint import read_checkpoint
 from producer.target import Asked, Target
 from storage.run import StatesMode
 from storage.settings import RunSettings, read_settings
@@ -67,5 +68,6 @@ def settings_after(
         allow_quantized_kv=bool(
             said.get("allow_quantized_kv", before.allow_quantized_kv if before else False)
         ),
+        checkpoint=read_checkpoint(target.folder),
         datasets=before.datasets if before else {},
     )

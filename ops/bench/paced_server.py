@@ -29,6 +29,7 @@ INFO = {
     "enable_return_hidden_states": True,
     "disable_radix_cache": True,
     "chunked_prefill_size": -1,
+    "kv_cache_dtype": "bfloat16",
 }
 
 

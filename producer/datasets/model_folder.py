@@ -20,7 +20,7 @@ TOKENIZER_FILES = (
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py"),
 )
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
-OTHER_FILES = ("config.json", "configuration_*.py", "*.py")
+OTHER_FILES = ("config.json", "hf_quant_config.json", "configuration_*.py", "*.py")
 """Read for the model's sizes, or imported by a tokenizer's own code; in no digest."""
 
 

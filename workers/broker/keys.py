@@ -10,6 +10,8 @@
     eyas:marks            hash    order key → deaths of servers it was in flight at, see `marks.py`
     eyas:process:<name>   string  JSON `processes.ProcessSnapshot`, 15 s to live: by the process
     eyas:facts            hash    facts id → JSON: by whoever asked the server; the sink stores them
+    eyas:first_facts      hash    "<run> <url>" → JSON of the server as the run began with it, see
+                                  `lane/first_facts.py`: by `enqueue`, and lanes where there is none
     eyas:board            string  JSON: the feeder's snapshot for `status` and `watch`
     eyas:tally            string  JSON `tally.Tally`: what all processes did since the run began, by
                                   the feeder
@@ -28,6 +30,7 @@ SETTINGS = "eyas:settings"
 FEEDER = "eyas:feeder"
 WINDOW = "eyas:window"
 FACTS = "eyas:facts"
+FIRST_FACTS = "eyas:first_facts"
 BOARD = "eyas:board"
 TALLY = "eyas:tally"
 WAKE = "eyas:wake"

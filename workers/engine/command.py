@@ -41,6 +41,8 @@ option = functools.partial(click.option, show_envvar=True)
 @option("--pace-ttft-ms", type=click.FloatRange(min=0), default=0, help="Least time to the first token.")
 @option("--pace-tpot-ms", type=click.FloatRange(min=0), default=0, help="Least time a further token.")
 @option("--api-key", show_default="EYAS_SERVER_API_KEY", help="Ask for this bearer token.")
+@option("--weight-version", default="default", help="Said of the weights, as SGLang says it.")
+@option("--kv-cache-dtype", default="bfloat16", help="Said of the KV cache; changes nothing.")
 @click.option("--print-model-dir", is_flag=True, help="Say where the bundled model is, and end.")
 def command(
     model: str | None,
@@ -59,6 +61,8 @@ def command(
     pace_ttft_ms: float,
     pace_tpot_ms: float,
     api_key: str | None,
+    weight_version: str,
+    kv_cache_dtype: str,
     print_model_dir: bool,
 ) -> None:
     """A small Llama in NumPy behind SGLang's HTTP contract, for machines without a GPU."""
@@ -93,6 +97,8 @@ def command(
         api_key=api_key or config.server_api_key,
         node=node,
         hashed=hashed,
+        weight_version=weight_version,
+        kv_cache_dtype=kv_cache_dtype,
     )
     spool = None
     if states == "spool":

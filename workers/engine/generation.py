@@ -244,7 +244,9 @@ class Generation:
         return {
             "text": self._detokenizer.text(shown, skip_special=sampling.skip_special_tokens),
             "output_ids": ids,
-            "meta_info": meta_info(request.rid, len(order.tokens), completion, clock),
+            "meta_info": meta_info(
+                request.rid, len(order.tokens), completion, clock, self._settings.weight_version
+            ),
         }
 
     def _due(self, started: float, tokens: int) -> float:

@@ -32,7 +32,7 @@ def server_info(settings: Settings, config: ModelConfig) -> dict[str, Any]:
         "skip_tokenizer_init": False,
         "dtype": "bfloat16",
         "quantization": None,
-        "kv_cache_dtype": "bfloat16",
+        "kv_cache_dtype": settings.kv_cache_dtype,
         "context_length": settings.context_length,
         "max_req_input_len": settings.context_length - RESERVED_TOKENS,
         "max_total_num_tokens": settings.context_length * settings.slots,
@@ -55,11 +55,12 @@ def server_info(settings: Settings, config: ModelConfig) -> dict[str, Any]:
         "dp_size": 1,
         "pp_size": 1,
         "attn_cp_size": 1,
-        "weight_version": "default",
+        "weight_version": settings.weight_version,
         "version": SGLANG_VERSION,
         "status": "ready",
         "startup_time": 0.0,
         "internal_states": [],
+        "eyas_engine": True,
     }
     if settings.states == "spool":
         info["eyas"] = {
@@ -73,7 +74,7 @@ def server_info(settings: Settings, config: ModelConfig) -> dict[str, Any]:
             "hidden_size": config.hidden_size,
             "num_layers": config.num_layers,
             "norm": "post",
-            "kv_dtype": "bfloat16",
+            "kv_dtype": settings.kv_cache_dtype,
             "vocab_size": config.vocab_size,
         }
     return info
@@ -87,7 +88,7 @@ def model_info(settings: Settings, config: ModelConfig) -> dict[str, Any]:
         "tokenizer_path": str(settings.model_path),
         "is_generation": True,
         "preferred_sampling_params": None,
-        "weight_version": "default",
+        "weight_version": settings.weight_version,
         "load_format": "dummy" if settings.hashed else "auto",
         "reasoning_parser": None,
         "tool_call_parser": None,

@@ -38,7 +38,9 @@ def finish_reason(completion: Completion) -> dict[str, Any]:
     return {"type": "length", "length": len(completion.output_ids)}
 
 
-def meta_info(rid: str, prompt_tokens: int, completion: Completion, clock: Clock) -> dict[str, Any]:
+def meta_info(
+    rid: str, prompt_tokens: int, completion: Completion, clock: Clock, weights: str
+) -> dict[str, Any]:
     """Everything said about a request but its states."""
     count = len(completion.output_ids)
     finished = time.monotonic()
@@ -47,7 +49,7 @@ def meta_info(rid: str, prompt_tokens: int, completion: Completion, clock: Clock
         "id": rid,
         "finish_reason": finish_reason(completion),
         "prompt_tokens": prompt_tokens,
-        "weight_version": "default",
+        "weight_version": weights,
         "num_retractions": 0,
         "storage_prefetch_wait": 0.0,
         "storage_staging_wait": 0.0,
@@ -57,7 +59,7 @@ def meta_info(rid: str, prompt_tokens: int, completion: Completion, clock: Clock
         "reasoning_tokens": 0,
         "completion_tokens": count,
         "cached_tokens": 0,
-        "weight_versions": [{"version": "default", "start": 0, "end": count}],
+        "weight_versions": [{"version": weights, "start": 0, "end": count}],
         "cached_tokens_details": None,
         "dp_rank": None,
         "e2e_latency": finished - clock.received,

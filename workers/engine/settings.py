@@ -36,4 +36,7 @@ class Settings:
     node: str
     hashed: bool
     """Whether a hash answers instead of the model."""
+    weight_version: str = "default"
+    kv_cache_dtype: str = "bfloat16"
+    """Said in `/server_info`, and of no effect: a test can make a server that no run should use."""
     started: float = field(default_factory=time.time)

@@ -32,6 +32,7 @@ from workers.config import Config
 from workers.lane.alone import Alone
 from workers.lane.apart import Apart
 from workers.lane.calls import Calls
+from workers.lane.first_facts import FirstFacts
 from workers.lane.flight import Flight
 from workers.lane.loop import LoopThread
 from workers.lane.marks import Marks
@@ -80,6 +81,7 @@ class Lane:
         )
         self._passing = Passing()
         self._sinks = Sinks(self._redis, self._passing)
+        self._first_facts = FirstFacts(self._redis)
         self._spool = self._open_spool()
         self._client, self._servers, self._decoders = self.loop.run(self._open())
         self._said = BEFORE
@@ -179,6 +181,8 @@ class Lane:
 
     async def _on_connect(self, url: str, facts: ServerFacts, needs: Needs) -> None:
         """Awaited before the server's first call. The pulse tells Redis its facts again if that fails."""
+        if self.view is not None:
+            await asyncio.to_thread(self._first_facts.check, self.view.run.id, url, facts)
         await probe_spool(self._client, url, facts, needs.capture, self._spool, self._passing)
         with contextlib.suppress(RedisError, OSError):
             await asyncio.to_thread(self._tell_facts, facts)
@@ -258,6 +262,7 @@ class Lane:
         self.calls.grant({url: max(0, slots) for url, slots in granted.items()}, good_s)
         for facts in tuple(self._servers.facts.values()):
             self._tell_facts(facts)
+        self._first_facts.tell()
         said = standing(
             lane=self.lane,
             name=self.name,

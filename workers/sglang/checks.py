@@ -58,6 +58,18 @@ def check_reply(reply: Reply, *, rid: str, sent_tokens: int, max_new_tokens: int
         )
 
 
+def check_weights(reply: Reply, *, expected: str) -> None:
+    """Raises `CallError` when other weights than those the server was connected with made any token.
+
+    They can be replaced under a running server, which no connection notices.
+    """
+    others = reply.weights - {expected}
+    if others:
+        raise CallError(
+            f"made by weights `{min(others)}`, connected was `{expected}`", code="server.changed"
+        )
+
+
 def check_states(
     states: RepliedStates | None, *, name: str, rows: int, capture: CaptureSpec
 ) -> RepliedStates:

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from storage.errors import UnsuitableError
-from storage.json_records import parse_json
+from storage.json_records import parse_json, read_record
 from storage.run import fingerprint
 from workers.sglang.reply import printable
-
 
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 """What reading a body raises that is not an SGLang server's."""
@@ -83,10 +82,14 @@ class ServerFacts:
     dp_size: int
     pp_size: int
     cp_size: int
+    """Ranks that share a sequence's attention; `dcp_size`: when decoding."""
+    dcp_size: int = 1
     overlap_schedule: bool
     cuda_graph: bool
     plugin: PluginFacts | None
     """None on a stock server."""
+    embedded: bool = False
+    """Whether it is no SGLang but Eyas's embedded engine, which gives states as the plugin does."""
 
     @property
     def facts_id(self) -> str:
@@ -104,15 +107,15 @@ class ServerFacts:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ServerFacts":
-        """The inverse of `to_json`; raises `KeyError` or `TypeError`."""
-        ids, plugin = content["aux_layer_ids"], content["plugin"]
-        return cls(
-            **{
-                **content,
-                "aux_layer_ids": None if ids is None else tuple(ids),
-                "plugin": _plugin({**plugin, "plugin": plugin["version"]}) if plugin else None,
-            }
-        )
+        """The inverse of `to_json`, also of another version's; raises `ValueError`."""
+        return read_record(cls, content, extra="ignored")
+
+    def says(self) -> str:
+        """What it is and how it gives states, for people."""
+        if self.embedded:
+            return "Eyas's embedded engine, states through the spool"
+        how = {"plugin": "by the plugin, through the spool", "json": "as JSON", "off": "none"}[self.states]
+        return f"SGLang {self.sglang}, states: {how}"
 
 
 def read_facts(
@@ -172,9 +175,11 @@ def _read(info: Mapping[str, Any], model: Mapping[str, Any], models: Mapping[str
         dp_size=int(info.get("dp_size") or 1),
         pp_size=int(info.get("pp_size") or 1),
         cp_size=int(info.get("attn_cp_size") or 1),
+        dcp_size=int(info.get("dcp_size") or 1),
         overlap_schedule=not info.get("disable_overlap_schedule", False),
         cuda_graph=not info.get("disable_cuda_graph", False),
         plugin=plugin,
+        embedded=bool(info.get("eyas_engine")),
     )
 
 

@@ -37,7 +37,7 @@ OUTCOMES = MappingProxyType(
         "server.died": Outcome.ELSEWHERE,  # the connection broke and nothing answers now
         "server.hanging": Outcome.ELSEWHERE,  # past the deadline, and a one-token probe is not answered
         "server.key": Outcome.ELSEWHERE,  # 401, 403: nothing is wrong with the sample
-        "server.changed": Outcome.ELSEWHERE,  # it refuses, and is no longer what it was when connected
+        "server.changed": Outcome.ELSEWHERE,  # it is no longer what it was when connected
         "server.not_found": Outcome.ELSEWHERE,  # 404, a redirect: something else answers there now
         "server.gateway": Outcome.ELSEWHERE,  # 502, 504: what a proxy says when the server behind it died
         "server.busy": Outcome.WAIT,  # 408, 429, 503: queue full, draining, a router without workers

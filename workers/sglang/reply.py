@@ -59,6 +59,8 @@ class Reply:
     completion_tokens: int
     cached_tokens: int
     retractions: int
+    weights: frozenset[str]
+    """Versions of the weights that made it; empty when the server does not say."""
     timings: Timings
     states: RepliedStates | None
     logprobs: TokenLogprobs | None = None
@@ -91,6 +93,7 @@ def _read(content: Any) -> Reply:
         completion_tokens=_count(meta["completion_tokens"]),
         cached_tokens=_count(meta.get("cached_tokens") or 0),
         retractions=_count(meta.get("num_retractions") or 0),
+        weights=_read_weights(meta),
         timings=Timings(
             e2e_s=_seconds(meta.get("e2e_latency") or 0.0),
             queue_s=_seconds(meta.get("queue_time") or 0.0),
@@ -99,6 +102,13 @@ def _read(content: Any) -> Reply:
         states=_read_states(meta["eyas_states"]) if meta.get("eyas_states") else None,
         logprobs=_read_logprobs(meta["input_token_logprobs"]) if meta.get("input_token_logprobs") else None,
     )
+
+
+def _read_weights(meta: Mapping[str, Any]) -> frozenset[str]:
+    """A request during which they were replaced names each version, with the tokens made by it."""
+    spans = [str(span["version"]) for span in meta.get("weight_versions") or ()]
+    last = meta.get("weight_version")
+    return frozenset(spans if last is None else [*spans, str(last)])
 
 
 def _read_states(content: Mapping[str, Any]) -> RepliedStates:

@@ -7,6 +7,7 @@ among servers or count slots (the lane does), nor make the calls (`execute.py`).
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,30 +19,12 @@ from workers.board.processes import ServerSnapshot, ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
 from workers.sglang.loads import Loads
-from workers.sglang.outcomes import RECONNECT, Backoff, CallError, ServerAwayError
+from workers.sglang.outcomes import CallError, ServerAwayError
+from workers.sglang.pace import Pace
 from workers.sglang.suitability import Needs, check_suitable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often servers are looked at; tests hurry."""
-
-    recheck_s: float = 10.0
-    """Between looks at a server that is unsuitable: somebody may restart it with other flags."""
-    watch_s: float = 30.0
-    """Between looks at a healthy one. A call's own error is noticed at once; these find the
-    server that hangs, and the one that was restarted while no call was running."""
-    advance_s: float = 25.0
-    """In which it must have produced a token: `/health_generate` itself gives up after 20."""
-    strikes: int = 3
-    """Looks in a row that must fail before a healthy server is away: a long prefill fails one."""
-    strike_s: float = 5.0
-    """Between looks after a failed one."""
-    reconnect: Backoff = RECONNECT
-    """Between attempts to reach a server that is away."""
 
 
 @dataclass(slots=True)
@@ -51,8 +34,12 @@ class _Server:
     snapshot: ServerSnapshot
     task: asyncio.Task[None] | None = None
     facts: ServerFacts | None = None
-    weights: str | None = None
-    """Weight version when first connected."""
+    heard: float = -math.inf
+    """When it was last known to be what it was, monotonic seconds."""
+    look: asyncio.Task[ServerAwayError | None] | None = None
+    """The question whether it still is, while it is asked."""
+    running: int = 0
+    """Calls that have been sent."""
     lost: ServerAwayError | None = None
     """Why it was left, until it is connected again."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,11 +106,12 @@ class ServerPool:
 
         Raises `ServerAwayError` too when the server is found to hang while the work waits.
         """
-        task = asyncio.ensure_future(work)
         server = self._servers.get(url)
         if server is None:
-            task.cancel()
+            work.close()
             raise ServerAwayError(f"{url} is not wanted any more", code="server.unreachable")
+        task = self._loop.create_task(self._send(url, server, work))
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it never began
         server.calls[task] = None
         try:
             return await task
@@ -139,6 +127,39 @@ class ServerPool:
             raise
         finally:
             server.calls.pop(task, None)
+
+    async def _send(self, url: str, server: _Server, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns, begun once the server is known to be the one that was connected.
+
+        A restart breaks the connection of a call that runs. When none runs and nothing was heard for a
+        moment, another server may listen there by now.
+        """
+        if not server.running and time.monotonic() - server.heard > self._pace.quiet_s:
+            server.look = server.look or self._loop.create_task(self._look(url, server))
+            error = await asyncio.shield(server.look)
+            if error is not None:
+                raise error
+        server.running += 1
+        try:
+            result = await work
+        finally:
+            server.running -= 1
+        server.heard = time.monotonic()
+        return result
+
+    async def _look(self, url: str, server: _Server) -> ServerAwayError | None:
+        """None when it is what it was when connected; one look serves all calls that wait for it."""
+        try:
+            if await self._client.facts(url) == server.facts:
+                server.heard = time.monotonic()
+                return None
+            return ServerAwayError(f"{url} is not what it was", code="server.changed")
+        except ServerAwayError as error:
+            return error
+        except UnsuitableError as error:
+            return ServerAwayError(error.message, code="server.changed")
+        finally:
+            server.look = None
 
     async def close(self) -> None:
         """Stop watching; calls in flight are the callers' to end."""
@@ -193,7 +214,7 @@ class ServerPool:
                 pause_s = self._pace.reconnect.pause_s(failures)
             else:
                 failures = 0
-                server.facts, server.lost = facts, None
+                server.facts, server.lost, server.heard = facts, None, time.monotonic()
                 self._set(url, server, ServerState.UP)
                 await self._watch(url, server, facts)
                 # Left, or something changed: a moment, so that a flapping server is not hammered.
@@ -208,13 +229,6 @@ class ServerPool:
         assert needs is not None
         facts = await self._client.facts(url)
         check_suitable(facts, needs, url)
-        server.weights = server.weights or facts.weight_version
-        if facts.weight_version != server.weights:
-            raise UnsuitableError(
-                f"{url} has weights `{facts.weight_version}` now, the run began with `{server.weights}`",
-                code="server.changed",
-                hint="restart it with the weights of before, or enqueue into another `--output-dir`",
-            )
         if server.snapshot.state is not ServerState.UP or facts != server.facts:
             stock = needs.capture if facts.states == "json" else None
             await self._client.probe(url, sampling=needs.sampling, capture=stock)

@@ -10,15 +10,15 @@ from pathlib import PurePosixPath
 
 from storage.errors import UnsuitableError
 from storage.run import CaptureSpec, RunSpec, Sampling, StatesMode
-from storage.settings import RunSettings
-from workers.sglang.facts import ServerFacts
+from storage.settings import Checkpoint, RunSettings
+from workers.sglang.facts import PluginFacts, ServerFacts
+from workers.sglang.layer_ids import AUXILIARY, default_layers, layers_of, said_ids
 
 PLUGIN_VERSION = 1
 """The agreement between plugin and client that this client speaks."""
-INDEX_DIALECT = frozenset(
-    {"DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Glm4MoeLiteForCausalLM"}
-)
-"""Architectures whose explicit layer ids SGLang takes as indices unless the first is 1."""
+QUANTIZED_KV = re.compile(r"fp8|float8|fp4|float4|int8|int4")
+"""In the name of a dtype: fp8_e4m3, mxfp8, nvfp4, fp4_mx_block16 and what may follow."""
+BF16_KV = "start it with `--kv-cache-dtype bf16`"
 INSTALL_PLUGIN = "run `pip install --no-deps eyas` in SGLang's environment and restart it"
 
 
@@ -38,6 +38,8 @@ class Needs:
     """How it is asked to pick tokens: tried with the first token, so that what it refuses is a
     server's state and not ten thousand dead letters."""
     allow_quantized_kv: bool = False
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """What the model's files say where servers say nothing."""
 
 
 def needs_of(spec: RunSpec, settings: RunSettings, *, captures: bool) -> Needs:
@@ -53,6 +55,7 @@ def needs_of(spec: RunSpec, settings: RunSettings, *, captures: bool) -> Needs:
         capture=settings.capture if captures or inline else None,
         sampling=spec.sampling,
         allow_quantized_kv=settings.allow_quantized_kv,
+        checkpoint=settings.checkpoint,
     )
 
 
@@ -62,9 +65,9 @@ def check_suitable(facts: ServerFacts, needs: Needs, url: str = "the server") ->
     _check_limits(facts, needs, url)
     _check_kv(facts, needs, url)
     if needs.capture is not None:
-        _check_states(facts, needs.capture, url)
-        _check_prefill(facts, needs, url)
-        _check_ranks(facts, needs.capture, url)
+        _check_states(facts, needs.capture, needs.checkpoint.num_layers, url)
+        _check_prefill(facts, url)
+        _check_ranks(facts, url)
 
 
 def same_model(one: str, other: str) -> bool:
@@ -119,88 +122,112 @@ def _check_limits(facts: ServerFacts, needs: Needs, url: str) -> None:
 def _check_kv(facts: ServerFacts, needs: Needs, url: str) -> None:
     if needs.allow_quantized_kv:
         return
-    kv = facts.plugin.kv_dtype if facts.plugin else facts.kv_cache_dtype
-    if re.search(r"fp8|float8|fp4|float4|int8|int4", kv.lower()):
+    said = facts.plugin.kv_dtype if facts.plugin else facts.kv_cache_dtype
+    became = _auto_kv(facts, needs.checkpoint) if said == "auto" else said
+    if became is None:
         raise UnsuitableError(
-            f"{url} keeps its KV cache in `{kv}`, which degrades responses and states",
-            code="server.quantized_kv",
-            hint="start it with `--kv-cache-dtype bfloat16`, or enqueue with `--allow-quantized-kv`",
-        )
-    if kv == "auto" and facts.quantization:
-        raise UnsuitableError(
-            f"{url} runs a `{facts.quantization}` checkpoint with KV cache `auto`, which may have become fp8",
+            f"{url} keeps its KV cache in `auto`, which may be fp8: neither a plugin nor the checkpoint's "
+            "`config.json` says what it became",
             code="server.unknown_kv",
-            hint="start it with `--kv-cache-dtype bfloat16`, or enqueue with `--allow-quantized-kv`",
+            hint=f"{BF16_KV}, or enqueue with `--allow-quantized-kv`",
+        )
+    if QUANTIZED_KV.search(became.lower()):
+        through = "`auto`, which this checkpoint makes " if said == "auto" else ""
+        raise UnsuitableError(
+            f"{url} keeps its KV cache in {through}`{became}`: it degrades responses and states",
+            code="server.quantized_kv",
+            hint=f"{BF16_KV}, or enqueue with `--allow-quantized-kv`",
         )
 
 
-def _check_states(facts: ServerFacts, capture: CaptureSpec, url: str) -> None:
+def _auto_kv(facts: ServerFacts, checkpoint: Checkpoint) -> str | None:
+    """What a stock server's `auto` became, as far as the checkpoint decides that."""
+    # A server that quantizes what the checkpoint does not may quantize its cache with it.
+    surprising = facts.quantization is not None and checkpoint.quantization is None
+    return None if surprising else checkpoint.auto_kv
+
+
+def _check_states(facts: ServerFacts, capture: CaptureSpec, num_layers: int | None, url: str) -> None:
+    aux = capture.hs_indices if capture.norm == "none" else capture.hs_indices[:-1]
+    named = facts.aux_layer_ids is not None
+    flags = said_ids(aux, facts.architecture, num_layers, explicit=named) if aux else None
     if facts.states == "off":
+        more = f"`, or {INSTALL_PLUGIN}" if not aux else f" {flags}`" if flags else "`"
         raise UnsuitableError(
             f"{url} gives no hidden states",
             code="server.no_states",
-            hint="start it with `--enable-return-hidden-states`, or " + INSTALL_PLUGIN,
+            hint=f"start it with `--enable-return-hidden-states --chunked-prefill-size -1{more}",
         )
     if facts.plugin is not None:
-        plugin = facts.plugin
-        if plugin.version != PLUGIN_VERSION:
-            raise UnsuitableError(
-                f"{url} has version `{plugin.version}` of the plugin, this is version `{PLUGIN_VERSION}`",
-                code="server.plugin_version",
-                hint="install the same eyas on both sides: " + INSTALL_PLUGIN,
-            )
-        given = {i for indices in plugin.hs_indices.values() for i in indices}
-        if not set(capture.hs_indices) <= given or plugin.hidden_size != capture.hidden_size:
-            raise UnsuitableError(
-                f"{url} gives hidden states {sorted(given)} of size `{plugin.hidden_size}`; `{capture.name}` "
-                f"is {list(capture.hs_indices)} of size `{capture.hidden_size}`",
-                code="server.other_layers",
-                hint="choose another `--capture`, or start the server with the layers the run wants",
-            )
+        _check_plugin(facts.plugin, capture, flags, url)
         return
-    final = capture.norm != "none"
-    if final and len(capture.hs_indices) > 1:
+    if aux and capture.norm != "none":
         raise UnsuitableError(
-            f"{url} is a stock SGLang: it gives auxiliary layers or the final state, not `{capture.name}`",
+            f"{url} is a stock SGLang: it gives auxiliary layers or the final state, not both, which "
+            f"`--capture {capture.name}` asks for",
             code="server.not_both",
-            hint=f"{INSTALL_PLUGIN}; or enqueue with `--capture aux` or `--capture final`",
+            hint=f"{INSTALL_PLUGIN}; or enqueue with `--capture final`, or with `--capture aux` once it is "
+            f"started with `{AUXILIARY}`",
         )
-    if final and facts.aux_states:
+    if not aux and facts.aux_states:
         raise UnsuitableError(
             f"{url} gives auxiliary layers in place of the final state",
             code="server.other_layers",
             hint="start it without `--enable-return-aux-hidden-states`, or enqueue with `--capture aux`",
         )
-    layers = stock_layers(facts)
-    if not final and facts.aux_states and layers not in (None, capture.hs_indices):
-        raise UnsuitableError(
-            f"{url} gives the layers {list(layers or ())}, `{capture.name}` is {list(capture.hs_indices)}",
-            code="server.other_layers",
-            hint="start it with other `--return-aux-hidden-state-layer-ids`, or choose another `--capture`",
-        )
-    if not final and not facts.aux_states:
+    start = (
+        f"start it with `{flags}`" if flags else "no SGLang gives these layers: choose another `--capture`"
+    )
+    if aux and not facts.aux_states:
         raise UnsuitableError(
             f"{url} gives the final state, not auxiliary layers",
             code="server.other_layers",
-            hint="start it with `--enable-return-aux-hidden-states --speculative-algorithm EAGLE3`, or "
-            "enqueue with `--capture final`",
+            hint=f"{start}, or enqueue with `--capture final`",
+        )
+    layers = stock_layers(facts, num_layers)
+    if aux and layers != aux and (layers is not None or capture.name != "aux"):
+        given = "layers that nobody names" if layers is None else f"the layers {list(layers)}"
+        raise UnsuitableError(
+            f"{url} gives {given}, `{capture.name}` is {list(aux)}",
+            code="server.other_layers",
+            hint=f"{start}, or enqueue with another `--capture`",
         )
 
 
-def stock_layers(facts: ServerFacts) -> tuple[int, ...] | None:
-    """The hidden-state indices a stock server was told to give; None when it was left to its default.
+def _check_plugin(plugin: PluginFacts, capture: CaptureSpec, flags: str | None, url: str) -> None:
+    if plugin.version != PLUGIN_VERSION:
+        raise UnsuitableError(
+            f"{url} has version `{plugin.version}` of the plugin, this is version `{PLUGIN_VERSION}`",
+            code="server.plugin_version",
+            hint="install the same eyas on both sides: " + INSTALL_PLUGIN,
+        )
+    given = {i for indices in plugin.hs_indices.values() for i in indices}
+    if not set(capture.hs_indices) <= given or plugin.hidden_size != capture.hidden_size:
+        start = f"start it with `{flags}`, or " if flags else ""
+        raise UnsuitableError(
+            f"{url} gives hidden states {sorted(given)} of size `{plugin.hidden_size}`; `{capture.name}` "
+            f"is {list(capture.hs_indices)} of size `{capture.hidden_size}`",
+            code="server.other_layers",
+            hint=f"{start}enqueue with another `--capture`",
+        )
+    if capture.norm not in ("none", plugin.norm):
+        raise UnsuitableError(
+            f"{url} gives the final state with norm `{plugin.norm}`, the run's is `{capture.norm}`",
+            code="server.other_layers",
+            hint="install the same eyas on both sides: " + INSTALL_PLUGIN,
+        )
 
-    Its ids are the blocks whose output is given, one below the index, but some models take them
-    as indices unless the first is 1.
+
+def stock_layers(facts: ServerFacts, num_layers: int | None) -> tuple[int, ...] | None:
+    """The hidden-state indices a stock server gives; None when it was left to its default and nobody
+    says how many blocks the model has.
     """
-    ids = facts.aux_layer_ids
-    if ids is None:
-        return None
-    as_they_are = facts.architecture in INDEX_DIALECT and ids[0] != 1
-    return ids if as_they_are else tuple(i + 1 for i in ids)
+    if facts.aux_layer_ids is not None:
+        return layers_of(facts.aux_layer_ids, facts.architecture, num_layers)
+    return None if num_layers is None else default_layers(num_layers)
 
 
-def _check_prefill(facts: ServerFacts, needs: Needs, url: str) -> None:
+def _check_prefill(facts: ServerFacts, url: str) -> None:
     if facts.speculative_algorithm is not None:
         raise UnsuitableError(
             f"{url} decodes speculatively (`{facts.speculative_algorithm}`), which is not for capture",
@@ -217,12 +244,15 @@ def _check_prefill(facts: ServerFacts, needs: Needs, url: str) -> None:
         )
 
 
-def _check_ranks(facts: ServerFacts, capture: CaptureSpec, url: str) -> None:
-    auxiliary = len(capture.hs_indices) > 1 or capture.norm == "none"
-    for flag, size in (("--pp-size", facts.pp_size), ("--attn-cp-size", facts.cp_size)):
-        if size > 1 and auxiliary:
+def _check_ranks(facts: ServerFacts, url: str) -> None:
+    for flag, size, what in (
+        ("--pp-size", facts.pp_size, "layers"),
+        ("--attn-cp-size", facts.cp_size, "rows"),
+        ("--dcp-size", facts.dcp_size, "rows"),
+    ):
+        if size > 1:
             raise UnsuitableError(
-                f"{url} runs with `{flag} {size}`: no one process there sees all layers",
+                f"{url} runs with `{flag} {size}`: no one process there sees all {what}",
                 code="server.parallel",
-                hint=f"start it with `{flag} 1`",
+                hint=f"start it with `{flag} 1`, or capture elsewhere: `--capture-server-url`",
             )

@@ -121,6 +121,23 @@ def test_a_server_that_cannot_be_used_says_why(infos: dict[str, Any], code: str)
     assert "http://127.0.0.1" in caught.value.message
 
 
+def test_the_embedded_engine_is_not_taken_for_a_plugin() -> None:
+    assert facts_of("off", eyas=PLUGIN, eyas_engine=True).says() == (
+        "Eyas's embedded engine, states through the spool"
+    )
+    assert facts_of("off", eyas=PLUGIN).says() == "SGLang 0.5.23, states: by the plugin, through the spool"
+    assert facts_of("final").says() == "SGLang 0.5.23, states: as JSON"
+    assert facts_of("off").says() == "SGLang 0.5.23, states: none"
+
+
+def test_facts_of_an_older_version_are_read_and_nonsense_is_not() -> None:
+    content = facts_of("final").to_json()
+    older = {key: value for key, value in content.items() if key not in ("embedded", "dcp_size")}
+    assert ServerFacts.from_json(older | {"of_a_newer_one": 1}) == facts_of("final")
+    with pytest.raises(ValueError, match="context_length"):
+        ServerFacts.from_json(content | {"context_length": "long"})
+
+
 def test_facts_come_through_a_router_that_knows_only_the_old_routes() -> None:
     async def ask() -> ServerFacts:
         async with staged() as stage, SGLangClient() as client:

@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from client_stage import Stage, answer, hang, recorded, refuse, rows, staged, until
 
 from storage.run import CaptureSpec, Sampling
+from storage.settings import UNQUANTIZED, Checkpoint
 from workers.board.processes import ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
 from workers.sglang.outcomes import Backoff, ServerAwayError
-from workers.sglang.servers import Pace, ServerPool
+from workers.sglang.pace import Pace
+from workers.sglang.servers import ServerPool
 from workers.sglang.suitability import Needs
+from workers.sglang.unchanged import check_unchanged
 
 QUICK = Pace(
     recheck_s=0.05,
@@ -27,7 +31,13 @@ AWAY = ServerAwayError("gone", code="server.died", in_flight=True)
 
 
 def needs(**changed: Any) -> Needs:
-    usual = {"model": "tiny-llama", "vocab_size": 2000, "input_tokens": 2042, "capture": None}
+    usual = {
+        "model": "tiny-llama",
+        "vocab_size": 2000,
+        "input_tokens": 2042,
+        "capture": None,
+        "checkpoint": Checkpoint(num_layers=8, auto_kv=UNQUANTIZED),
+    }
     return Needs(**{**usual, **changed})
 
 
@@ -40,6 +50,8 @@ class Troupe:
         self.pool = ServerPool(client, on_connect=self.keep, pace=pace)
 
     async def keep(self, url: str, facts: ServerFacts, needs: Needs) -> None:
+        if self.seen:
+            check_unchanged(self.seen[0], facts, url)
         self.seen.append(facts)
 
     def state(self, url: str) -> ServerState:
@@ -191,7 +203,7 @@ def test_an_unsuitable_server_takes_no_calls_and_says_which_flag() -> None:
             "serves `/models/other`",
         ),
         ("/server_info", {"kv_cache_dtype": "fp8_e4m3"}, "KV cache"),
-        ("/model_info", {"weight_version": "step-2"}, "weights `step-2`"),
+        ("/model_info", {"weight_version": "step-2"}, "weights `default` → `step-2`"),
     ],
 )
 def test_a_server_that_changes_in_mid_run_is_stopped_though_no_call_failed(
@@ -210,6 +222,50 @@ def test_a_server_that_changes_in_mid_run_is_stopped_though_no_call_failed(
         await troupe.reaches(stage, ServerState.UP)
 
     play(scene)
+
+
+def test_a_server_that_was_silent_is_looked_at_before_the_next_call_and_a_busy_one_is_not() -> None:
+    """Two looks at everything are half a minute apart; what is restarted in between answers as before."""
+
+    async def scene(troupe: Troupe, stage: Stage) -> None:
+        async def reply() -> str:
+            return "done"
+
+        async def nothing() -> None:
+            raise AssertionError("sent to another server than was connected")
+
+        def looks() -> int:
+            return stage.asked.count("/server_info")
+
+        troupe.pool.want([stage.url], needs())
+        await troupe.reaches(stage, ServerState.UP)
+        before = looks()
+        assert await troupe.pool.call(stage.url, reply()) == "done"
+        assert looks() == before + 1
+        running = asyncio.create_task(troupe.pool.call(stage.url, asyncio.Event().wait()))
+        await until(lambda: looks() == before + 2, "it was looked at")
+        await asyncio.gather(*(troupe.pool.call(stage.url, reply()) for _ in range(5)))
+        assert looks() == before + 2, "the call that runs would break if it were restarted"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+        await stage.close()
+        right = stage.infos["/server_info"]
+        stage.infos["/server_info"] = right | {"dtype": "float16"}
+        await stage.open()
+        assert troupe.pool.healthy() == (stage.url,), "nobody has looked yet"
+        together = [troupe.pool.call(stage.url, nothing()) for _ in range(5)]
+        for error in await asyncio.gather(*together, return_exceptions=True):
+            assert isinstance(error, ServerAwayError)
+            assert error.code == "server.changed"
+            assert not error.in_flight
+        await troupe.reaches(stage, ServerState.UNSUITABLE)
+        assert "restart it with `--dtype auto`" in troupe.reason(stage.url)
+        assert "`producer enqueue`" in troupe.reason(stage.url)
+        stage.infos["/server_info"] = right
+        await troupe.reaches(stage, ServerState.UP)
+
+    play(scene, pace=replace(QUICK, watch_s=1000.0, quiet_s=0.0))
 
 
 def test_a_server_that_hangs_is_left_and_its_calls_end_long_before_their_deadline() -> None:
