@@ -1,22 +1,24 @@
 """What one scheduler process does about states: from a batch's launch to a request's reply.
 
-Launch: the rows that are wanted are copied (`host_copy.py`). Processing: those that count are kept.
-Finish: the reply is held back while threads write, then says where the states are. Replies are held,
-not the scheduler. Which functions of SGLang lead here is in `hooks.py`. A failure here is the
-request's, never the server's.
+Launch: the rows that are wanted are copied (`host_copy.py`). Processing: those that count go into the
+request's file (`draft.py`). Finish: the reply is held back until the file is whole, then says where it is.
+Replies are held, not the scheduler. Which functions of SGLang lead here is in `hooks.py`. A failure here
+is the request's, never the server's.
 """
 
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from storage.errors import EyasError, UnavailableError
+from workers.plugin.draft import Draft
 from workers.plugin.facts import ModelFacts
 from workers.plugin.launch import Launch, Place, read_launch
 from workers.plugin.of_sglang import KEY, Batch, LogitsOutput, Request
 from workers.plugin.order import Order, announced, order_of, refused
-from workers.plugin.rows import Part
+from workers.plugin.rows import Coverage, Part
 from workers.plugin.writing import Writer
 
 logger = logging.getLogger("eyas")
@@ -90,13 +92,29 @@ class Capture:
         """
         middle = not last_chunk and request.inflight_middle_chunks > 0
         if not request.finished() and not request.is_retracted and (last_chunk or middle):
-            with self._failing(order):
-                order.keep()
+            self.keep_rows(request, order)
 
-    def keep_decoded(self, order: Order) -> None:
-        """Keep the row of a token that has been decoded."""
+    def keep_rows(self, request: Request, order: Order) -> None:
+        """Keep the request's arriving rows: a chunk that counts, or the row of a decoded token."""
+        part, order.arriving = order.arriving, None
+        if part is None or order.failed is not None:
+            return
         with self._failing(order):
-            order.keep()
+            draft = order.draft
+            if draft is None:
+                draft = order.draft = self._writer.draft(
+                    name=order.name, columns=order.columns, hidden_size=self._facts.hidden_size
+                )
+                # SGLang drops a request in more ways than one, and tells of an abort only some of them.
+                weakref.finalize(request, self._writer.abandoned.append, draft)
+            if part.count == 1:  # a row of decoding: a view would hold the whole batch's buffer
+                draft.put_row(part.start, None if part.aux is None else part.aux[0], part.final[0])
+            else:
+                draft.put(part)
+
+    def tidy(self) -> None:
+        """Give up what belongs to requests that are gone; to be called now and then."""
+        self._writer.tidy()
 
     def may_go(self, request: Request, order: Order) -> bool:
         """Whether the finished request's reply may go out now; else it is held until its file is there.
@@ -138,10 +156,7 @@ class Capture:
         total = len(request.origin_input_ids) + len(request.output_ids_through_stop) - 1
         with self._failing(order):
             if order.failed is None:
-                self._check_covered(request, order, total)
-                order.writing = self._writer.submit(
-                    order.rows, name=order.name, total=total, columns=order.columns
-                )
+                order.writing = self._covered(request, order, total).finish(total)
         if order.failed is not None:
             order.outcome = refused(order.failed)
 
@@ -166,15 +181,18 @@ class Capture:
         if order.failed is not None:
             order.outcome = refused(order.failed)
 
-    def _check_covered(self, request: Request, order: Order, total: int) -> None:
-        missing = order.rows.first_missing(total)
-        if missing is not None:
+    def _covered(self, request: Request, order: Order, total: int) -> Draft:
+        """The order's file; raises `UnavailableError` unless it has all rows."""
+        covered = Coverage() if order.draft is None else order.draft.covered
+        missing = covered.first_missing(total)
+        if order.draft is None or missing is not None:
             raise UnavailableError(
-                f"{order.rows.covered(total)} of {total} rows, none for position {missing}: "
+                f"{covered.count(total)} of {total} rows, none for position {missing}: "
                 f"{request.cached_tokens} tokens came from the prefix cache (a fresh `extra_key` avoids "
                 f"that), {request.retraction_count} retractions",
                 code="states.short",
             )
+        return order.draft
 
     @contextmanager
     def _failing(self, *orders: Order) -> Iterator[None]:

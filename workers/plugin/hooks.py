@@ -165,7 +165,7 @@ class Hooks:
         if order is None or self._capture is None:
             original(**given)
         else:
-            self._capture.keep_decoded(order)
+            self._capture.keep_rows(given["req"], order)
 
     def accept(self, original: Original, accumulator: Any, *, req: Any) -> None:
         """A finished request's reply waits until its states are written."""
@@ -179,9 +179,11 @@ class Hooks:
 
     def ingest_requests(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Each turn of the scheduler's loop: send the replies whose states are written."""
-        if self._capture is not None and self._capture.holding:
-            for request in self._capture.released():
-                scheduler.output_streamer.stream_output([request], request.return_logprob)
+        if self._capture is not None:
+            self._capture.tidy()
+            if self._capture.holding:
+                for request in self._capture.released():
+                    scheduler.output_streamer.stream_output([request], request.return_logprob)
         return original(scheduler, *args, **kwargs)
 
     def abort_request(self, original: Original, scheduler: Any, asked: Any) -> Any:

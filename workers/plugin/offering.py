@@ -29,6 +29,8 @@ FETCHED_S = 900.0
 """Age of a file that waits for nobody although it was to be fetched: that takes seconds, its lane died."""
 WAITED_FOR_S = 24 * 3600.0
 """Age of any other file that waits for nobody, where no sink sweeps."""
+PART_S = 3600.0
+"""Age of a file that nobody writes to any more: each minute brings rows, unless its server was killed."""
 UNWANTED_S = 60.0
 """How long a name is looked for that was deleted before its file was there."""
 UNWANTED_MOST = 10_000
@@ -87,6 +89,7 @@ class Offered:
         for name in unwanted:
             self.delete(name)
         self._spool.sweep(FETCHED_S, FETCHED)
+        self._spool.sweep(PART_S, ".part")
         self._spool.sweep(WAITED_FOR_S)
 
     def sweep_on(self) -> None:

@@ -6,15 +6,16 @@ runs and its reply says why it has no states.
 """
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from storage.errors import EyasError, UsageError
 from storage.files import checked_name
 from storage.sample import SpoolRef
+from workers.plugin.draft import Draft
 from workers.plugin.facts import NORM, ModelFacts
 from workers.plugin.of_sglang import ATTRIBUTE, Request
-from workers.plugin.rows import Part, Rows
+from workers.plugin.rows import Part
 
 MOST_LAYERS = 100_000
 """No model has so many: a number of a million digits cannot even be written down."""
@@ -30,7 +31,8 @@ class Order:
     """What is wanted, ascending."""
     columns: tuple[int, ...]
     """Their places among what the model gives."""
-    rows: Rows = field(default_factory=Rows)
+    draft: Draft | None = None
+    """Its file; None before its first rows."""
     arriving: Part | None = None
     """Its rows of the batch that is being processed."""
     failed: EyasError | None = None
@@ -41,21 +43,14 @@ class Order:
     outcome: dict[str, Any] | None = None
     """What the reply says; None until that is known."""
 
-    def keep(self) -> None:
-        """Take the rows that are arriving for its own."""
-        part, self.arriving = self.arriving, None
-        if part is None or self.failed is not None:
-            return
-        if part.count == 1:  # a row of decoding: a view would hold the whole batch's buffer
-            self.rows.put_row(part.start, None if part.aux is None else part.aux[0], part.final[0])
-        else:
-            self.rows.put(part)
-
     def fail(self, error: EyasError) -> None:
         """Give up on its states; the first reason stays."""
+        # Its traceback would keep every array of the frames it went through.
+        error.__traceback__ = error.__context__ = None
         self.failed = self.failed or error
         self.arriving = None
-        self.rows.clear()
+        if self.draft is not None:
+            self.draft.abort()
 
 
 def order_of(request: Request) -> Order | None:

@@ -1,54 +1,50 @@
-"""Writes the states of finished requests into the spool, in threads beside the scheduler's.
+"""The threads that write states into the spool beside the scheduler's, and what they may keep waiting.
 
 The scheduler never waits for a disk. What waits to be written is memory, so there is a limit to it,
-and past that the spool counts as full: a lane then waits and asks again. Knows no SGLang.
+and past that the spool counts as full: that request has no states, a lane then waits and asks again.
+How one file is written is in `draft.py`.
 """
 
-import threading
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-from storage.errors import FullError
 from storage.sample import SpoolRef
 from storage.spool import Spool
-from workers.plugin.rows import Rows
+from workers.plugin.budget import Budget
+from workers.plugin.draft import Draft
 
-BLOCK_BYTES = 16 << 20
-"""Written at once. Each block takes the interpreter's lock a few times from a busy scheduler, up to
-5 ms each, so blocks are large."""
-WAITING_BYTES = 8 << 30
-"""Most that waits to be written, unless it is a single tensor."""
+WAITING_BYTES = 4 << 30
+"""Most that is held of rows, unless it is a single chunk's: four of the largest prefills of Kimi-K2.5.
+Beside it there are only the rows of the batches in flight, and a block for each thread."""
+THREADS = 2
 
 
 class Writer:
-    """Threads that write tensors."""
+    """One scheduler process's threads."""
 
     def __init__(self, spool: Spool, waiting_bytes: int = WAITING_BYTES) -> None:
         self._spool = spool
-        self._limit = waiting_bytes
-        self._waiting = 0
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="eyas-spool")
+        self.budget = Budget(waiting_bytes)
+        self.abandoned: deque[Draft] = deque()
+        """Files of requests that are gone; whatever forgets a request may append, at any moment."""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="eyas-spool")
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes handed over and not written yet."""
-        return self._waiting
+    def draft(self, *, name: str, columns: Sequence[int], hidden_size: int) -> Draft:
+        """A file to be written; nothing is there before its first rows."""
+        return Draft(
+            self._spool,
+            self.budget,
+            self._threads.submit,
+            name=name,
+            columns=columns,
+            hidden_size=hidden_size,
+        )
 
-    def submit(self, rows: Rows, *, name: str, total: int, columns: Sequence[int]) -> "Future[SpoolRef]":
-        """Begin to write the first `total` rows, all of them covered; their memory is freed after that.
-
-        The future raises `EyasError`. This raises `FullError` when too much is waiting.
-        """
-        size = rows.size_bytes
-        with self._lock:
-            if self._waiting and self._waiting + size > self._limit:
-                raise FullError(
-                    f"`{self._waiting}` bytes of states wait to be written: the spool is slower than it",
-                    code="spool.full",
-                )
-            self._waiting += size
-        return self._threads.submit(self._write, rows, name, total, tuple(columns), size)
+    def tidy(self) -> None:
+        """Give up the files of requests that are gone."""
+        while self.abandoned:
+            self.abandoned.popleft().abort()
 
     def delete(self, ref: SpoolRef) -> None:
         """Remove what nobody will ask for."""
@@ -57,16 +53,3 @@ class Writer:
     def close(self) -> None:
         """Finish what was begun."""
         self._threads.shutdown()
-
-    def _write(self, rows: Rows, name: str, total: int, columns: tuple[int, ...], size: int) -> SpoolRef:
-        try:
-            hidden = rows.hidden_size
-            block_rows = max(1, BLOCK_BYTES // (len(columns) * hidden * 2))
-            with self._spool.writer(name, (total, len(columns), hidden)) as writer:
-                for block in rows.blocks(total, columns, block_rows):
-                    writer.write(block)
-                return writer.commit()
-        finally:
-            rows.clear()
-            with self._lock:
-                self._waiting -= size

@@ -12,7 +12,7 @@ from storage.sample import SpoolRef
 from storage.spool import Spool
 from workers.plugin.capture import Capture
 from workers.plugin.order import order_of
-from workers.plugin.writing import Writer
+from workers.plugin.writing import THREADS, Writer
 
 
 class Scheduler:
@@ -40,7 +40,7 @@ class Scheduler:
             if order is None:
                 continue
             if batch.decode:
-                self.capture.keep_decoded(order)
+                self.capture.keep_rows(request, order)
             else:
                 self.capture.keep(request, order, last_chunk=last and not request.inflight_middle_chunks)
         if launch is not None:
@@ -55,10 +55,16 @@ class Scheduler:
 
     @contextmanager
     def busy_writers(self):
-        """Both of the writer's threads have something else to do, so that no file can be there yet."""
-        release = threading.Event()
-        for _ in range(2):
-            self.writer._threads.submit(release.wait)
+        """Both of the writer's threads have something else to do, so that nothing more is written."""
+        release, begun = threading.Event(), threading.Barrier(THREADS + 1)
+
+        def wait():
+            begun.wait()
+            release.wait()
+
+        for _ in range(THREADS):
+            self.writer._threads.submit(wait)
+        begun.wait()
         try:
             yield
         finally:
@@ -223,6 +229,7 @@ def test_an_aborted_request_leaves_no_file(scheduler):
     request = Request("a", 5)
     prefill(scheduler, request, [5])
     assert scheduler.finish(request, "abort")["error"] == "states.aborted"
+    scheduler.writer.close()
     assert scheduler.files() == []
     assert not scheduler.capture.holding
 
@@ -251,17 +258,38 @@ def test_a_full_spool_fails_the_request_alone(tmp_path):
 
 def test_more_waiting_than_memory_is_for_counts_as_a_full_spool(tmp_path):
     scheduler = Scheduler(tmp_path / "spool", waiting_bytes=1)
-    busy = threading.Event()
-    for _ in range(2):  # both of its threads
-        scheduler.writer._threads.submit(busy.wait)
     first, second = Request("a", 5, name="first"), Request("b", 5, name="second")
-    for request in (first, second):
-        prefill(scheduler, request, [5])
-    first.finish()
-    assert not scheduler.capture.may_go(first, order_of(first))
-    assert scheduler.finish(second)["error"] == "spool.full"
-    busy.set()
+    with scheduler.busy_writers():
+        for request in (first, second):
+            prefill(scheduler, request, [5])
+        first.finish()
+        assert not scheduler.capture.may_go(first, order_of(first))
+        assert scheduler.finish(second)["error"] == "spool.full"
     assert scheduler.wait(first)["shape"] == [5, 4, 8]
+
+
+def test_the_rows_of_a_request_that_is_dropped_without_a_word_go_with_it(scheduler):
+    """SGLang forgets a retracted request whose client leaves: no function of the plugin sees it."""
+    request = Request("a", 10)
+    prefill(scheduler, request, [10])
+    decode(scheduler, request, 5)
+    with scheduler.busy_writers():
+        pass  # its prefill is in the file
+    del request
+    scheduler.capture.tidy()
+    scheduler.writer.close()
+    assert scheduler.files() == []
+    assert scheduler.writer.budget.held_bytes == 0
+
+
+def test_a_request_that_ended_is_none_that_was_dropped(scheduler):
+    request = Request("a", 5)
+    prefill(scheduler, request, [5])
+    scheduler.finish(request)
+    del request
+    scheduler.capture.tidy()
+    scheduler.writer.close()
+    assert scheduler.files() == ["file"]
 
 
 def test_a_spool_folder_that_was_taken_away_is_made_again(scheduler):
