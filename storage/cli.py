@@ -77,7 +77,8 @@ def info_command(path: Path | None, output_dir: Path | None, as_json: bool) -> N
 def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, threads: int | None) -> int:
     """Read every byte and compare the outcomes with what the run wants.
 
-    Ends with 0 when all is well and complete, with 1 when something is wrong or missing.
+    Ends with 0 when all is well and complete, with 1 when something is wrong or missing. A dead
+    letter is an outcome: it leaves nothing missing, and is counted in the last line.
     """
     folder = _folder(path, output_dir)
     with Progress("verifying") as progress:
@@ -166,8 +167,26 @@ def _info_text(found: "Info") -> str:
                 f"{kind:<10} {found.segments[kind]:>6} segments {size_text(size):>10}"
                 for kind, size in found.bytes.items()
             ),
+            *(
+                [
+                    f"{'replaced':<10} {found.replaced_segments:>6} segments "
+                    f"{size_text(found.replaced_bytes):>10}, merged into others, deleted a day later"
+                ]
+                if found.replaced_segments
+                else []
+            ),
+            *(_checks_text(found) if found.checks else ()),
         ]
     )
+
+
+def _checks_text(found: "Info") -> list[str]:
+    lines = [""]
+    for capture, checks in found.checks.items():
+        lines.append(f"checks of {capture}: {checks}")
+        lines += [f"  not checked: {reason}" for reason in checks.skipped]
+        lines += [f"  alarm {alarm}" for alarm in checks.alarms]
+    return lines
 
 
 def _verify_text(report: "Report") -> str:
@@ -187,9 +206,21 @@ def _verify_text(report: "Report") -> str:
             *(f"note: {note}" for note in report.notes),
             *(f"problem {p.code}: {f'{p.segment} {p.id}'.strip()}: {p.message}" for p in shown),
             *([f"and {count - _SHOWN} more: see `--json`"] if count > _SHOWN else []),
-            "all ok" if report.ok else ", ".join(faults),
+            _verdict(report, faults),
         ]
     )
+
+
+def _verdict(report: "Report", faults: list[str]) -> str:
+    """The last line; dead letters are outcomes, so they change no exit status, and are never hidden."""
+    failed, wanted = (sum(getattr(d, name) for d in report.datasets) for name in ("failed", "wanted"))
+    verdict = "all ok" if report.ok else ", ".join(faults)
+    if not failed:
+        return verdict
+    how = "`producer status --failed` says why"
+    if failed == wanted:
+        return f"{verdict}, but nothing to train on: all {wanted} wanted are dead letters; {how}"
+    return f"{verdict}; {failed} of {wanted} wanted are dead letters: {how}"
 
 
 def _compact_text(report: "CompactReport") -> str:

@@ -127,10 +127,13 @@ class FolderCompaction:
             Part(segment=segment, rows=kept.get(name, np.ones(segment.samples, bool)))
             for name, segment in zip(names, segments, strict=True)
         ]
+        try:
+            for part in relied:
+                check_rows(self._table, part, self._between)
+        except MergedAwayError:
+            return None
         with Staging(self._output, "merge", self._codec, self._guard) as staging:
             try:
-                for part in relied:
-                    check_rows(self._table, part, self._between)
                 with disk_errors(self._output):
                     stage_merged(staging, self._table, parts, self._node, self._between)
                     size = sum(path.stat().st_size for path in staging.path.rglob("*") if path.is_file())

@@ -1,12 +1,17 @@
 """What a store holds, in counts: read from the ids, offsets and file sizes, never the samples."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from storage.catalog import Catalog
+from storage.check_log import CheckLog
+from storage.checks import ChecksSummary
 from storage.index import Index, Outcome
+from storage.replaced import replaced
 from storage.segment import list_segments
 from storage.settings import read_settings
 from storage.store import Store
@@ -50,9 +55,14 @@ class Info:
     """All captures there are states of."""
     datasets: tuple[DatasetInfo, ...]
     segments: dict[str, int]
-    """Kind → segments."""
+    """Kind → segments that count."""
     bytes: dict[str, int]
-    """Kind → bytes on disk."""
+    """Kind → bytes on disk, without what was replaced."""
+    replaced_segments: int
+    """Merged into others, and deleted a day later."""
+    replaced_bytes: int
+    checks: dict[str, ChecksSummary]
+    """Capture → what checking some of its samples came to; a capture without a check is not among them."""
 
     def to_json(self) -> dict[str, Any]:
         """As `storage info --json` prints it."""
@@ -76,6 +86,10 @@ def info(path: Path) -> Info:
         "states": [path / "states" / name for name in store.captures()],
         "failures": [path / "failures"],
     }
+    old = [one for parents in folders.values() for parent in parents for one in replaced(parent)]
+    old_bytes = dict.fromkeys(folders, 0)
+    for one in old:
+        old_bytes[one.path.relative_to(path).parts[0]] += _bytes(one.path)
     return Info(
         path=str(path),
         run=store.run.id,
@@ -85,9 +99,26 @@ def info(path: Path) -> Info:
         capture=capture.name if capture else None,
         captures=store.captures(),
         datasets=tuple(_dataset(store, index, name) for name in index.datasets),
-        segments={kind: sum(map(_segments, parents)) for kind, parents in folders.items()},
-        bytes={kind: _bytes(path / kind) for kind in folders},
+        segments={
+            kind: sum(map(_segments, parents)) - sum(one.path.parent in parents for one in old)
+            for kind, parents in folders.items()
+        },
+        bytes={kind: _bytes(path / kind) - old_bytes[kind] for kind in folders},
+        replaced_segments=len(old),
+        replaced_bytes=sum(old_bytes.values()),
+        checks=_checks(path, store.captures()),
     )
+
+
+def _checks(path: Path, captures: tuple[str, ...]) -> dict[str, ChecksSummary]:
+    found = {}
+    for capture in captures:
+        catalog = Catalog(path / "states" / capture)
+        catalog.refresh()
+        summary = CheckLog().follow(catalog)
+        if summary is not None:
+            found[capture] = summary
+    return found
 
 
 def _dataset(store: Store, index: Index, name: str) -> DatasetInfo:
@@ -115,4 +146,8 @@ def _segments(parent: Path) -> int:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a compaction may delete what it has replaced
+            size += path.stat().st_size if path.is_file() else 0
+    return size

@@ -202,7 +202,8 @@ class Staging:
                 folders.append(Path(folder))
                 files += [Path(folder) / name for name in names]
             with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-                list(pool.map(_fsync_file, files))
+                for _ in pool.map(_fsync_file, files):
+                    os.utime(self.path)  # a slow disk is no reason to be swept
             for path in folders:
                 fsync_folder(path)
 

@@ -5,15 +5,21 @@ What must hold inside a segment is in `segment_checks.py`. Nothing is written or
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from storage.errors import DamagedError
+from storage.idtable import IdTable
 from storage.index import Index
 from storage.progress import Progress
-from storage.segment import Segment, list_segments
+from storage.replaced import KEPT_S, replaced
+from storage.segment import Segment, SegmentName, list_segments
 from storage.segment_checks import (
     Found,
     Known,
@@ -29,6 +35,11 @@ from storage.wanted import read_enough, wanted
 
 _MALFORMED = (KeyError, IndexError, ValueError, TypeError)
 """What a check stumbles over in a segment whose arrays or attributes are not of its kind."""
+
+SWEPT_S = 3600.0
+"""How long after its time a replaced segment may still be there: sinks look now and then."""
+_MOST_MISSING = 10_000
+"""Segments that are named one by one when they are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +95,20 @@ def verify(path: Path, progress: Progress, threads: int | None = None) -> Report
     return _Verification(Store.open(path), progress, threads or os.cpu_count() or 1).report()
 
 
+def _left_out(names: list[SegmentName], hidden: set[str]) -> list[str]:
+    """Numbers are given one after the other: the names of those that were taken away."""
+    missing = []
+    for node in dict.fromkeys(name.node for name in names):
+        numbers = {name.seq for name in names if name.node == node}
+        for seq in range(1, max(numbers)):
+            name = str(SegmentName(node=node, seq=seq))
+            if seq not in numbers and name not in hidden:
+                missing.append(name)
+            if len(missing) > _MOST_MISSING:
+                return missing
+    return missing
+
+
 class _Verification:
     def __init__(self, store: Store, progress: Progress, threads: int) -> None:
         self._store = store
@@ -92,8 +117,9 @@ class _Verification:
         self._known = Known(spec=store.run.spec)
         self._problems: list[Problem] = []
         self._notes: list[str] = []
+        self._counted: dict[str, tuple[str, int, int]] = {}
+        """Segment that was read → its kind, its rows, its bytes."""
         self._samples: dict[str, int] = {"prompts": 0, "responses": 0, "states": 0, "failures": 0}
-        self._segments = 0
         self._bytes = 0
         self._facts: set[str] = set()
         self._lock = threading.Lock()
@@ -104,69 +130,110 @@ class _Verification:
         for dataset in self._store.dataset_names():
             for segment in self._listed(f"prompts/{dataset}"):
                 self._check("prompts", segment, check_prompts(segment, dataset, known))
-        for segment in self._listed("responses"):
-            self._check("responses", segment, check_responses(segment, known))
-        for segment in self._listed("failures"):
-            self._check("failures", segment, check_failures(segment, known))
-        with ThreadPoolExecutor(self._threads) as pool:
-            checks = [
-                pool.submit(self._check, "states", segment, check_states(segment, capture, known))
-                for capture in self._store.captures()
-                for segment in self._listed(f"states/{capture}")
-            ]
-            for check in as_completed(checks):
-                check.result()
+        self._check_all("responses", partial(check_responses, known=known))
+        self._check_all("failures", partial(check_failures, known=known))
+        for capture in self._store.captures():
+            self._check_all(f"states/{capture}", partial(check_states, capture=capture, known=known))
         self._note_leftovers()
         return Report(
             run=self._store.run.id,
-            segments=self._segments,
+            segments=len(self._counted),
             samples=self._samples,
             bytes=self._bytes,
             datasets=self._outcomes(),
-            problems=tuple(sorted(self._problems, key=lambda problem: (problem.segment, problem.code))),
+            problems=tuple(sorted(set(self._problems), key=lambda problem: (problem.segment, problem.code))),
             notes=tuple(self._notes),
         )
+
+    def _check_all(self, folder: str, check: Callable[[Segment], Found]) -> None:
+        """Check the folder's segments, several at a time where they do not depend on each other.
+
+        A segment that is deleted meanwhile was merged into another: the folder is looked at again.
+        """
+        kind = folder.partition("/")[0]
+        checked: dict[str, bool] = {}
+        with ThreadPoolExecutor(self._threads if kind == "states" else 1) as pool:
+            while True:
+                segments = self._listed(folder)
+                names = {str(segment.name) for segment in segments}
+                for name in checked.keys() - names:
+                    self._forget(f"{folder}/{name}")
+                    del checked[name]
+                if kind == "responses" and checked:
+                    # Who has what is known of segments that are gone: begin anew.
+                    for name in checked:
+                        self._forget(f"{folder}/{name}")
+                    checked.clear()
+                    self._known.responses, self._known.sequences = IdTable(), IdTable()
+                fresh = [segment for segment in segments if str(segment.name) not in checked]
+                results = pool.map(lambda segment: self._check(kind, segment, check(segment)), fresh)
+                for segment, whole in zip(fresh, results, strict=True):
+                    checked[str(segment.name)] = whole
+                if all(checked.values()):
+                    return
 
     def _listed(self, folder: str) -> list[Segment]:
         """The folder's visible segments; one that cannot be opened, or a gap, is a problem."""
         parent = self._store.path / folder
-        segments: list[Segment] = []
-        replaced: set[str] = set()
-        names = list_segments(parent)
-        for name in names:
+        while True:
+            segments: list[Segment] = []
+            hidden: set[str] = set()
+            damaged: dict[str, str] = {}
+            names = list_segments(parent)
             try:
-                segment = Segment(parent, name)
-            except (DamagedError, OSError) as error:
-                self._add("segment.damaged", f"{folder}/{name}", "", str(error))
-                continue
-            replaced |= segment.replaces
-            segments.append(segment)
-        # Numbers are given one after the other: one that is not there was taken away.
-        for node in dict.fromkeys(name.node for name in names):
-            numbers = [name.seq for name in names if name.node == node]
-            prefix = "s-" if node is None else f"s-{node}-"
-            for seq in sorted(set(range(1, max(numbers))) - set(numbers)):
-                if f"{prefix}{seq:08}" not in replaced:
-                    self._add("segment.missing", f"{folder}/{prefix}{seq:08}", "", "the segment is gone")
-        return [segment for segment in segments if str(segment.name) not in replaced]
+                for name in names:
+                    try:
+                        segment = Segment(parent, name)
+                    except DamagedError as error:
+                        damaged[str(name)] = error.message
+                        continue
+                    hidden |= segment.replaces
+                    segments.append(segment)
+                break
+            except FileNotFoundError:
+                continue  # merged and deleted since the listing: list again
+        for at, why in damaged.items():
+            if at not in hidden:
+                self._add("segment.damaged", f"{folder}/{at}", "", why)
+        for at in _left_out(names, hidden):
+            self._add("segment.missing", f"{folder}/{at}", "", "the segment is gone")
+        return [segment for segment in segments if str(segment.name) not in hidden]
 
-    def _check(self, kind: str, segment: Segment, found: Found) -> None:
-        """Run one segment's checks to their end or to what stops them."""
+    def _check(self, kind: str, segment: Segment, found: Found) -> bool:
+        """Run one segment's checks to their end or to what stops them; False when it was deleted."""
         name = str(segment.path.relative_to(self._store.path))
+        size_bytes = 0
         try:
             for code, key, message in found:
                 self._add(code, name, key.hex(), message)
             with self._lock:
                 self._facts.update(segment.attributes.get("facts", ()))
         except (DamagedError, OSError) as error:
+            if not segment.path.exists():
+                return False
             self._add("segment.damaged", name, "", str(error))
         except _MALFORMED as error:
             self._add("segment.malformed", name, "", repr(error))
+        with suppress(FileNotFoundError):
+            size_bytes = segment.stored_bytes()
         with self._lock:
-            self._segments += 1
-            self._samples[kind] += segment.samples
-            self._bytes += segment.stored_bytes()
+            self._count(name, kind, segment.samples, size_bytes)
             self._say()
+        return True
+
+    def _forget(self, name: str) -> None:
+        """A segment that has been merged into another: the other is counted and judged."""
+        with self._lock:
+            if name in self._counted:
+                kind, samples, size_bytes = self._counted.pop(name)
+                self._samples[kind] -= samples
+                self._bytes -= size_bytes
+            self._problems = [problem for problem in self._problems if problem.segment != name]
+
+    def _count(self, name: str, kind: str, samples: int, size_bytes: int) -> None:
+        self._counted[name] = (kind, samples, size_bytes)
+        self._samples[kind] += samples
+        self._bytes += size_bytes
 
     def _add(self, code: str, segment: str, key: str, message: str) -> None:
         with self._lock:
@@ -174,13 +241,25 @@ class _Verification:
 
     def _say(self) -> None:
         self._progress.say(
-            segments=self._segments,
+            segments=len(self._counted),
             **self._samples,
             gb=round(self._bytes / 1e9, 2),
             problems=len(self._problems),
         )
 
     def _note_leftovers(self) -> None:
+        waiting = 0
+        for folder in self._store.segment_folders():
+            for one in replaced(folder):
+                if one.since > time.time() - KEPT_S - SWEPT_S:
+                    waiting += 1
+                else:
+                    self._notes.append(
+                        f"`{one.path.relative_to(self._store.path)}` was merged into another over a day ago: "
+                        f"`storage compact {self._store.path}` deletes it"
+                    )
+        if waiting:
+            self._notes.append(f"{waiting} segments were merged into others; they are deleted a day later")
         staged = len(list((self._store.path / ".staging").glob("*")))
         if staged:
             self._notes.append(f"{staged} uncommitted staging folders, of running or killed writers")
