@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from storage.json_records import is_count
 from storage.run import DEFAULT_OUTPUT_DIR, StatesMode
 from storage.settings import CHECK_EVERY
 
@@ -63,6 +64,8 @@ class Count(click.IntRange):
         if number < 1 or isinstance(value, (bool, float)):
             hint = "; leave it out for no cap" if param is not None and param.default is None else ""
             self.fail(f"`{value}` is not a whole number of at least 1{hint}", param, ctx)
+        if not is_count(number):
+            self.fail(f"`{value}` is more than can be counted; leave it out for no cap", param, ctx)
         return number
 
 

@@ -248,11 +248,13 @@ class ArrayFile:
     def _read_by_zarr(self, start: int, stop: int) -> NDArray[Any]:
         import zarr
 
-        array = zarr.open_array(str(self.folder), mode="r")
         try:
+            # Never version 2, whose arrays may hold pickled objects.
+            array = zarr.open_array(str(self.folder), mode="r", zarr_format=3)
             return np.asarray(array[start:stop])
-        except (ValueError, RuntimeError) as error:
-            raise DamagedError(f"`{self.folder}`: {error}", code="array.damaged") from None
+        # The edge where foreign metadata enters a library that says in many ways what is wrong with it.
+        except Exception as error:
+            raise DamagedError(f"`{self.folder}`: {error!r}"[:500], code="array.damaged") from None
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

@@ -76,8 +76,8 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("EYAS_STATE_DIR") or Path(home) / "eyas").absolute()
 
 
-def read_state(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What `producer up` wrote of itself on this machine; empty when nothing is up.
+def read_state(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What `producer up` wrote of itself on this machine, the texts of it; empty when nothing is up.
 
     A file that others may read or write is not believed: it holds Redis' password.
     """
@@ -89,7 +89,7 @@ def read_state(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return {k: v for k, v in content.items() if isinstance(v, str)} if isinstance(content, dict) else {}
 
 
 KNOWN_KEYS = frozenset(
@@ -126,7 +126,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     check_keys(values, KNOWN_KEYS, where=str(path))
     for key, value in values.items():
         several = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        if not isinstance(value, str | int | float) and not (key in LIST_KEYS and several):
+        plain = isinstance(value, str | int | float) and "\0" not in str(value)  # no path may hold a NUL
+        if not plain and not (key in LIST_KEYS and several):
             raise UsageError(
                 f"`{key}` in `{path}` is `{value}`",
                 code="settings.value",

@@ -199,7 +199,7 @@ def _conversation(value: Any) -> Talk | Dropped:
         named = _either(turn, "role", "from")
         role = ROLES.get(named.lower()) if isinstance(named, str) else None
         if role is None:
-            return Dropped(Reason.ROLE, str(named)[:40])
+            return Dropped(Reason.ROLE, named[:40] if isinstance(named, str) else type(named).__name__)
         # Parquet fills what a turn does not have with nulls; templates ask `is defined`.
         rest = {
             key: content

@@ -15,6 +15,7 @@ from producer.datasets.forms import Form
 from producer.datasets.lanes import DatasetLane
 from storage.errors import UsageError
 from storage.files import checked_name
+from storage.json_records import is_count
 from storage.settings import DatasetSettings
 from storage.suggest import did_you_mean
 from workers.config import check_keys
@@ -23,6 +24,8 @@ DEFAULT_MANIFEST = Path("datasets.toml")
 BUNDLED = Path(__file__).parents[1] / "data" / "datasets.toml"
 """The manifest of the prompts that come with this distribution."""
 ALL = "all"
+MAX_BYTES = 16 << 20
+"""A longer file is data that somebody named in the manifest's place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,11 @@ def find_manifest(named: Path | None) -> Manifest:
 def read_manifest(path: Path) -> Manifest:
     """The manifest in this file. Raises `UsageError` naming what its author has to change."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+        content = tomllib.loads(text.decode())
     except OSError as error:
         raise UsageError(
             f"manifest `{path}` cannot be read: {error.strerror}",
@@ -197,8 +204,8 @@ def _dataset(table: Mapping[str, Any], path: Path) -> Dataset:
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
     value = table.get(key)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise UsageError(f"`{key}` in `{where}` is not a text: `{value}`", code="manifest.value")
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        raise UsageError(f"`{key}` in `{where}` is not a text: `{value!r}`"[:300], code="manifest.value")
     return value
 
 
@@ -206,13 +213,13 @@ def _count(table: Mapping[str, Any], key: str, where: str) -> int | None:
     value = table.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_count(value) or value < 1:
         raise UsageError(
-            f"`{key}` in `{where}` is `{value}`: it must be a whole number of at least 1",
+            f"`{key}` in `{where}` is `{value!r}`: it must be a whole number of at least 1"[:300],
             code="manifest.value",
             hint=f"leave `{key}` out for no cap; leave the dataset out with `--partition`",
         )
-    return value
+    return int(value)
 
 
 def _choice(table: Mapping[str, Any], key: str, known: Sequence[str], where: str) -> str | None:

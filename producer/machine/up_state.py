@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from producer.machine.processes import Identity, is_alive
+from storage.errors import DamagedError
+from storage.json_records import parse_json, read_record
 
 Check = Literal["redis", "celery", "http"]
 Phase = Literal["starting", "up", "stopping", "failed"]
@@ -147,14 +149,16 @@ class StateFolder:
         _write_private(self.path / "plan.json", asdict(plan))
 
     def read_plan(self) -> Plan:
-        """The plan; raises `OSError`, `ValueError`, `KeyError` or `TypeError` without a sound one."""
-        content = json.loads((self.path / "plan.json").read_bytes())
-        services = tuple(
-            Service(**{**s, "arguments": tuple(s["arguments"]), "after": tuple(s["after"])})
-            for s in content["services"]
-        )
-        owner = content["owner"]
-        return Plan(**{**content, "services": services, "owner": Identity(**owner) if owner else None})
+        """The plan. Raises `DamagedError` without a sound one."""
+        path = self.path / "plan.json"
+        try:
+            return read_record(Plan, parse_json(path.read_bytes()), extra="refused")
+        except (OSError, ValueError) as error:
+            raise DamagedError(
+                f"`{path}` cannot be read: {error}"[:300],
+                code="up.damaged",
+                hint="`producer down`, then `producer up` again",
+            ) from None
 
     def write_state(self, state: UpState) -> None:
         """Replaces the state."""
@@ -163,10 +167,9 @@ class StateFolder:
     def read_state(self) -> UpState | None:
         """What a supervisor wrote last; None when nothing sound is there."""
         try:
-            content = json.loads((self.path / "up.json").read_bytes())
-            processes = {name: ServiceReport(**report) for name, report in content["processes"].items()}
-            return UpState(**{**content, "processes": processes})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = parse_json((self.path / "up.json").read_bytes())
+            return read_record(UpState, content, extra="ignored")
+        except (OSError, ValueError):
             return None
 
     def forget(self) -> None:

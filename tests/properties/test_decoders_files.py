@@ -1,0 +1,306 @@
+"""Every decoder of a file: whatever is in it, the answer is a value or one of our errors, and soon."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile import as_text, deep, given_or_refused, odd_texts, spoiled, spoiled_bytes, texts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from producer.datasets.manifest import KEYS, read_manifest
+from producer.datasets.model_folder import ModelFolder
+from producer.machine.processes import Identity
+from producer.machine.up_state import Plan, Service, ServiceReport, StateFolder, UpState
+from storage.arrays import ArrayFile, sharded_layout, write_plain
+from storage.codec import Codec
+from storage.errors import UsageError
+from storage.files import NAME, checked_name
+from storage.run import CaptureSpec, Run, RunSpec, Sampling, StatesMode, read_run
+from storage.sample import SpoolRef
+from storage.segment import Segment, SegmentName
+from storage.settings import DatasetSettings, RunSettings, read_settings, write_settings
+from storage.spool import Spool
+from workers.config import KNOWN_KEYS, load_config, read_state, read_toml
+
+calm = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+CAPTURE = CaptureSpec(name="eagle3", hs_indices=(2, 4, 5, 8), norm="post", hidden_size=8)
+SPEC = RunSpec(
+    model="org/model",
+    tokenizer_digest="aa",
+    template_digest="bb",
+    vocab_size=100,
+    sampling=Sampling(),
+    short_max_tokens=10,
+    long_max_tokens=20,
+    states=StatesMode.REPLAY,
+    capture=CAPTURE,
+)
+RUN = {"format": 1, "id": "0" * 32, "fingerprint": SPEC.fingerprint, "spec": SPEC.to_json()}
+SETTINGS = RunSettings(
+    server_urls=("http://a:1",),
+    capture_urls=(),
+    concurrency={"short": 150},
+    max_input_tokens=1000,
+    states=StatesMode.REPLAY,
+    capture=CAPTURE,
+    datasets={"B1": DatasetSettings(max_samples=7)},
+)
+
+
+@calm
+@given(text=texts(RUN))
+def test_run_json(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(text)
+    run = given_or_refused(lambda: read_run(tmp_path))
+    assert run is None or run.spec.fingerprint == json.loads(text)["fingerprint"]
+    if run is not None and run.spec.capture is not None:
+        assert NAME.fullmatch(run.spec.capture.name)
+
+
+def test_a_run_comes_back_equal(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(as_text(RUN))
+    assert read_run(tmp_path) == Run(id="0" * 32, spec=SPEC)
+
+
+@calm
+@given(text=texts(json.loads(as_text(SETTINGS.to_json()))))
+def test_settings_json(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "settings.json").write_bytes(text)
+    found = given_or_refused(lambda: read_settings(tmp_path))
+    if found is not None:
+        assert all(NAME.fullmatch(name) for name in found.datasets)
+        assert found.capture is None or NAME.fullmatch(found.capture.name)
+        # what was read can be kept again, and is the same then
+        write_settings(tmp_path, found)
+        assert read_settings(tmp_path) == found
+
+
+toml_values = st.one_of(
+    st.sampled_from(
+        ["1", "0", "-1", "true", "1e999", "nan", "9" * 30, "[1]", '["a"]', "{}", '"x"', '"\\u0000"', '""']
+    ),
+    st.text(max_size=10).map(json.dumps),
+)
+toml_lines = st.tuples(
+    st.one_of(st.sampled_from(sorted(KNOWN_KEYS | KEYS)), st.text(max_size=8)), toml_values
+)
+
+
+@calm
+@given(lines=st.lists(toml_lines, max_size=4), raw=st.binary(max_size=60), which=st.booleans())
+def test_eyas_toml(tmp_path: Path, lines: list[tuple[str, str]], raw: bytes, which: bool) -> None:
+    text = "\n".join(f"{key} = {value}" for key, value in lines).encode("utf-8", "replace")
+    (tmp_path / "eyas.toml").write_bytes(text if which else raw)
+    given_or_refused(lambda: read_toml(tmp_path / "eyas.toml"))
+    config = given_or_refused(lambda: load_config({"EYAS_STATE_DIR": str(tmp_path)}, tmp_path))
+    if config is not None:
+        assert NAME.fullmatch(config.node)
+        config.spool_dir.exists()
+
+
+@calm
+@given(
+    tables=st.lists(st.lists(toml_lines, max_size=5), max_size=3),
+    raw=st.binary(max_size=60),
+    which=st.booleans(),
+)
+def test_a_manifest(tmp_path: Path, tables: list[list[tuple[str, str]]], raw: bytes, which: bool) -> None:
+    text = "".join(
+        "[[dataset]]\n" + "".join(f"{key} = {value}\n" for key, value in lines) for lines in tables
+    ).encode("utf-8", "replace")
+    (tmp_path / "m.toml").write_bytes(text if which else raw)
+    found = given_or_refused(lambda: read_manifest(tmp_path / "m.toml"))
+    if found is not None:
+        assert all(NAME.fullmatch(dataset.name) for dataset in found.datasets)
+        assert all(d.max_samples is None or d.max_samples < 2**63 for d in found.datasets)
+
+
+@pytest.mark.parametrize("name", ["eyas.toml", "manifest"])
+def test_toml_that_is_nested_too_deep(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"dataset = " + deep())
+    with pytest.raises(UsageError, match="is not TOML"):
+        (read_toml if name == "eyas.toml" else read_manifest)(path)
+
+
+PLAN = Plan(
+    number=1,
+    redis_url="redis://127.0.0.1:1/0",
+    engine_url=None,
+    flower_url=None,
+    output_dir=None,
+    spool_dir="/tmp/x",
+    owns_spool=False,
+    owner=Identity(pid=1, started="x"),
+    services=(
+        Service(
+            name="redis", arguments=("a",), environment={"A": "b"}, check="redis", target="t", address="a"
+        ),
+    ),
+)
+STATE = UpState(
+    token="t", pid=1, started="x", host="h", processes={"redis": ServiceReport(pid=2, started="y")}
+)
+
+
+@calm
+@given(state=texts(asdict(STATE)), plan=texts(json.loads(as_text(asdict(PLAN)))))
+def test_the_files_of_up(tmp_path: Path, state: bytes, plan: bytes) -> None:
+    folder = StateFolder(tmp_path)
+    (tmp_path / "up.json").write_bytes(state)
+    (tmp_path / "plan.json").write_bytes(plan)
+    (tmp_path / "up.json").chmod(0o600)
+    found = folder.read_state()
+    assert found is None or isinstance(found.pid, int)
+    assert found is None or all(isinstance(one.pid, int) for one in found.recorded())
+    plan_found = given_or_refused(folder.read_plan)
+    assert plan_found is None or all(
+        isinstance(word, str) for s in plan_found.services for word in s.arguments
+    )
+    assert all(isinstance(value, str) for value in read_state({"EYAS_STATE_DIR": str(tmp_path)}).values())
+
+
+def test_the_files_of_up_come_back_equal(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write_plan(PLAN)
+    folder.write_state(STATE)
+    assert folder.read_plan() == PLAN
+    assert folder.read_state() == STATE
+
+
+@calm
+@given(text=texts({"vocab_size": 8, "text_config": {"hidden_size": 8}, "chat_template": "x"}))
+def test_a_model_s_config(tmp_path: Path, text: bytes) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(text)
+    folder = ModelFolder(model="m", path=tmp_path)
+    assert isinstance(given_or_refused(folder.config) or {}, dict)
+    given_or_refused(folder.template_digest)
+
+
+SEGMENT = {
+    "zarr_format": 3,
+    "node_type": "group",
+    "attributes": {"samples": 2, "datasets": ["B1"], "replaces": ["s-00000001"], "next_row": 3},
+}
+
+
+@calm
+@given(text=texts(SEGMENT))
+def test_a_segment_s_attributes(tmp_path: Path, text: bytes) -> None:
+    folder = tmp_path / "s-00000002"
+    folder.mkdir(exist_ok=True)
+    (folder / "zarr.json").write_bytes(text)
+    found = given_or_refused(lambda: Segment(tmp_path, SegmentName(node=None, seq=2)))
+    if found is not None:
+        assert found.samples >= 0
+        for name in found.replaces:
+            assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+
+
+@given(text=st.one_of(odd_texts, st.from_regex(r"s-.*-?[0-9]{8,12}", fullmatch=True)))
+def test_a_segment_s_name_stays_in_its_folder(text: str) -> None:
+    name = SegmentName.parse(text)
+    if name is not None:
+        assert "/" not in text
+        assert SegmentName.parse(str(name)) == name
+
+
+LAYOUTS = [
+    sharded_layout((10, 2, 3), np.dtype("<u2"), codec, chunk_bytes=24, shard_bytes=48) for codec in Codec
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.codec.value)
+def test_an_array_s_metadata_comes_back_equal(layout: Any) -> None:
+    assert type(layout).from_json(json.loads(json.dumps(layout.to_json()))) == layout
+
+
+@calm
+@given(data=st.data())
+def test_an_array_s_metadata(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("array") / "a"
+    write_plain(folder, np.arange(6, dtype=np.int32).reshape(3, 2))
+    sound = json.loads((folder / "zarr.json").read_text())
+    (folder / "zarr.json").write_bytes(data.draw(texts(sound)))
+
+    def read() -> Any:
+        array = ArrayFile(folder)
+        # as much as any column of a segment of this size could hold
+        return array.read(0, min(len(array), 1000))
+
+    given_or_refused(read, FileNotFoundError)
+
+
+@calm
+@given(data=st.data())
+def test_a_spool_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = Spool(folder, "n", 1 << 20)
+    states = np.arange(1, 25, dtype=np.uint16).reshape(4, 2, 3)
+    ref = spool.write("file", states)
+    sound = (folder / "file").read_bytes()
+    changed = data.draw(spoiled_bytes(sound))
+    (folder / "file").write_bytes(changed)
+
+    def read() -> Any:
+        return np.concatenate([block.copy() for block in spool.blocks(ref)])
+
+    found = given_or_refused(read)
+    assert found is None or np.array_equal(found, states)
+
+
+HEADER = {"dtype": "bfloat16", "shape": [4, 2, 3], "crc32": 1}
+
+
+@calm
+@given(text=texts(HEADER))
+def test_a_spool_file_s_header(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    text = text[: 512 - 16]
+    header = b"EYASPOOL" + (1).to_bytes(4, "little") + len(text).to_bytes(4, "little") + text
+    (folder / "file").write_bytes(header.ljust(512) + bytes(48))
+    spool = Spool(folder, "n", 1 << 20)
+    given_or_refused(lambda: spool.check_values(SpoolRef(node="n", name="file", shape=(4, 2, 3), crc32=1)))
+
+
+@given(name=odd_texts)
+def test_a_spool_never_reads_writes_or_deletes_outside(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    around = tmp_path_factory.mktemp("around")
+    (around / "precious").write_text("x")
+    spool = Spool(around / "spool", "n", 1 << 20)
+    (around / "spool" / "link").symlink_to(around / "precious")
+    for hostile in (name, "../precious", str(around / "precious"), "link"):
+        ref = SpoolRef(node="n", name=hostile, shape=(1, 1, 1), crc32=0)
+        given_or_refused(lambda ref=ref: spool.check_values(ref))
+        if hostile != "link":
+            given_or_refused(lambda hostile=hostile: spool.writer(hostile, (1, 1, 1)).abort())
+        spool.delete(ref)
+    assert (around / "precious").read_text() == "x"
+    assert {path.name for path in around.iterdir()} == {"precious", "spool"}
+
+
+@given(name=st.one_of(odd_texts, st.from_regex(NAME, fullmatch=True)))
+def test_a_checked_name_is_one_folder_s(name: str) -> None:
+    if given_or_refused(lambda: checked_name(name, "node")) is not None:
+        assert Path("/somewhere", name).resolve().parent == Path("/somewhere")
+
+
+@calm
+@given(content=spoiled(json.loads(as_text(SPEC.to_json()))))
+def test_a_spec_is_typed_or_refused(content: Any) -> None:
+    found = given_or_refused(lambda: RunSpec.from_json(content), ValueError)
+    if found is not None:
+        assert isinstance(found.vocab_size, int)
+        assert isinstance(found.model, str)
+        assert RunSpec.from_json(json.loads(json.dumps(found.to_json()))) == found
