@@ -1,4 +1,4 @@
-"""What a second capture shows: real states of the tiny model, spoiled in every way that would cost a training."""
+"""What a second capture shows: real states of the tiny model, spoiled in every way that costs a training."""
 
 import math
 from collections.abc import Sequence
