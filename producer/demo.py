@@ -114,6 +114,7 @@ def _bring_up(folder: StateFolder, store: Path) -> UpState:
         capacity=dict.fromkeys((lane.value for lane in Lane), 32),
         flower=False,
         flower_port=0,
+        flower_login=False,
         engine=True,
         engine_port=0,
         engine_pace_ms=(0.0, 0.0),

@@ -57,6 +57,11 @@ PACE = click.FloatRange(min=0)
     "--flower-port", type=click.IntRange(0, 65535), default=5555, help="Its port if free, else any."
 )
 @options.flag(
+    "--flower-login/--no-flower-login",
+    default=True,
+    help="A random login for Flower. Without one everybody on this machine can see and stop the workers.",
+)
+@options.flag(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
@@ -81,6 +86,7 @@ def command(
     engine_pace_tpot_ms: float,
     flower: bool,
     flower_port: int,
+    flower_login: bool,
     output_dir: Path | None,
     redis_url: str | None,
     short_capacity: int,
@@ -108,13 +114,18 @@ def command(
         },
         flower=flower,
         flower_port=flower_port,
+        flower_login=flower_login,
         engine=engine,
         engine_port=engine_port,
         engine_pace_ms=(engine_pace_ttft_ms, engine_pace_tpot_ms),
         running=running_here(redis_url, config.node) if redis_url and not _is_up(folder) else frozenset(),
     )
+    known = folder.read_state()
     state = bring_up(request, config, folder)
     click.echo(table(state))
+    if state.flower_login and (known is None or known.flower_login != state.flower_login):
+        name, _, password = state.flower_login.partition(":")
+        say(f"Flower's login: {name}, password {password} (kept in {folder.path / 'up.json'})")
     say("next: `producer enqueue`; `producer watch` follows it, `producer down` stops everything")
     return 0
 

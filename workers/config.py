@@ -100,6 +100,7 @@ KNOWN_KEYS = frozenset(
         *("long_max_tokens", "capture_concurrency", "allow_quantized_kv", "trust_remote_code"),
         *("temperature", "top_p", "top_k", "seed", "response_tokens"),
         *("engine", "engine_port", "engine_pace_ttft_ms", "engine_pace_tpot_ms", "flower", "flower_port"),
+        "flower_login",
         *("short_capacity", "long_capacity", "capture_capacity"),
     }
 )

@@ -16,10 +16,10 @@ from secrets import token_hex
 
 from producer.machine.processes import MARK, send
 from producer.machine.services import Request, make_plan
-from producer.machine.take_down import clean_up, take_down
+from producer.machine.take_down import clean_up, end_strays, take_down
 from producer.machine.up_state import Plan, ServiceReport, StateFolder, UpState
 from producer.talk import say
-from storage.errors import UnavailableError
+from storage.errors import UnavailableError, UsageError
 from workers.config import Config
 
 LOOK_S = 0.05
@@ -35,16 +35,36 @@ def bring_up(
     `environ` is what the processes inherit. Raises `UnavailableError` naming the log when something
     does not come up; then nothing of this call is left behind.
     """
+    if request.output_dir is not None:
+        check_writable(request.output_dir)
     folder.create()
-    with folder.alone():
+    with folder.alone("up", lambda other: say(f"waiting for {other}, which has begun already")):
         state = folder.read_state()
-        if state is not None and not state.is_running():
+        if state is None:
+            end_strays(folder)
+        elif not state.is_running():
             clean_up(folder, state)
             state = None
         if state is None:
             plan = make_plan(request, folder, None)
             return _begin(plan, folder, _environment(plan, config, folder, environ))
         return _add(request, folder, state)
+
+
+def check_writable(output_dir: Path) -> None:
+    """Raises `UsageError` when a sink could not write there, before anything is started for it."""
+    # the nearest that exists: making the folder is the run's business
+    place = next(path for path in (output_dir, *output_dir.parents) if path.exists())
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return
+    why = "cannot be written by this user" if place.is_dir() else "is no folder"
+    raise UsageError(
+        f"`--output-dir {output_dir}`: `{place}` {why}",
+        code="output.unwritable",
+        hint=f"chmod u+rwx '{place}', or name another folder with `--output-dir`"
+        if place.is_dir()
+        else "name another folder with `--output-dir`",
+    )
 
 
 def _add(request: Request, folder: StateFolder, state: UpState) -> UpState:

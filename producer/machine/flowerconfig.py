@@ -7,7 +7,8 @@ A configuration file of Flower's, not a module of ours: `celery -A workers flowe
 from typing import Any
 
 address = "127.0.0.1"
-"""Flower has no login here: put one in front, or `basic_auth`, before binding anything wider."""
+"""Whoever reaches Flower can stop the workers. `producer up` gives it a login; elsewhere set
+FLOWER_BASIC_AUTH=NAME:PASSWORD, and bind nothing wider without one."""
 max_tasks = 20_000
 """Tasks kept; Flower's own 100 000 take some 0.7 GB with our rate of events."""
 purge_offline_workers = 600

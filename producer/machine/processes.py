@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +17,10 @@ from pathlib import Path
 
 MARK = "EYAS_UP"
 """Environment variable with the random token of one `producer up`."""
+FOLDER = "EYAS_STATE_DIR"
+"""Beside it, the state folder it belongs to: known also when what is in the folder is gone."""
+SUPERVISOR = "producer.machine.supervisor"
+"""The module that the supervisor's command names."""
 PROC = Path("/proc")
 
 
@@ -45,16 +49,42 @@ def marked(token: str) -> list[int]:
 
     Empty where the system shows no environments (macOS): there the recorded identities have to do.
     """
-    wanted = f"{MARK}={token}".encode()
-    found = []
+    return [pid for pid, marks in _marks() if marks[MARK] == token]
+
+
+def of_folder(folder: Path) -> dict[str, list[int]]:
+    """Token → pids of living processes that some `up` started for this state folder.
+
+    Found by what their environments say, so also when the folder's own files were deleted.
+    """
+    found: dict[str, list[int]] = {}
+    for pid, marks in _marks():
+        if marks.get(FOLDER) == str(folder):
+            found.setdefault(marks[MARK], []).append(pid)
+    return found
+
+
+def is_supervisor(pid: int) -> bool:
+    """Whether this process is the supervisor of an `up`."""
+    try:
+        return SUPERVISOR.encode() in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _marks() -> Iterator[tuple[int, dict[str, str]]]:
+    """Living processes with a mark, ourselves excepted, and the `EYAS_*` variables they were started with."""
     for pid in _pids():
         try:
             environment = (PROC / str(pid) / "environ").read_bytes()
         except OSError:
             continue
-        if wanted in environment.split(b"\0") and pid != os.getpid() and _started(pid):
-            found.append(pid)
-    return found
+        if f"{MARK}=".encode() not in environment:
+            continue
+        words = (os.fsdecode(word).partition("=") for word in environment.split(b"\0"))
+        marks = {name: value for name, _, value in words if name.startswith("EYAS_")}
+        if MARK in marks and pid != os.getpid() and _started(pid):
+            yield pid, marks
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -16,6 +16,9 @@ from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from producer.machine.up_state import Plan, Service, StateFolder
 from workers.broker.queues import SINK, Lane
 
+FLOWER_NAME = "eyas"
+"""Who logs in to Flower."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -34,6 +37,8 @@ class Request:
     flower: bool
     flower_port: int
     """Taken if free, else any."""
+    flower_login: bool
+    """Whether Flower asks for a random login."""
     engine: bool
     engine_port: int
     """Taken if free, else any."""
@@ -63,8 +68,10 @@ def make_plan(request: Request, folder: StateFolder, before: Plan | None) -> Pla
         engine_url = engine.address
     services += [s for s in _lanes(request, redis_url) if s.name not in kept]
     flower_url = before.flower_url if before else None
+    flower_login = before.flower_login if before else None
     if request.flower and "flower" not in kept:
-        flower = _flower(request)
+        flower_login = f"{FLOWER_NAME}:{token_urlsafe(12)}" if request.flower_login else None
+        flower = _flower(request, flower_login)
         services.append(flower)
         flower_url = flower.address
     return Plan(
@@ -72,6 +79,7 @@ def make_plan(request: Request, folder: StateFolder, before: Plan | None) -> Pla
         redis_url=redis_url,
         engine_url=engine_url,
         flower_url=flower_url,
+        flower_login=flower_login,
         output_dir=before.output_dir if before else str(request.output_dir) if request.output_dir else None,
         spool_dir=before.spool_dir if before else str(request.spool_dir),
         owns_spool=before.owns_spool if before else request.owns_spool,
@@ -134,14 +142,15 @@ def _lanes(request: Request, redis_url: str) -> Iterator[Service]:
             )
 
 
-def _flower(request: Request) -> Service:
+def _flower(request: Request, login: str | None) -> Service:
     port = _port(request.flower_port)
     url = f"http://127.0.0.1:{port}"
     settings = str(producer.machine.flowerconfig.__file__)
     return Service(
         name="flower",
         arguments=_celery("flower", f"--conf={settings}", "--address=127.0.0.1", f"--port={port}"),
-        environment={},
+        # in the environment: arguments are shown to every user by `ps`
+        environment={"FLOWER_BASIC_AUTH": login} if login else {},
         check="http",
         target=f"{url}/healthcheck",
         address=url,

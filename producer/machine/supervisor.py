@@ -21,6 +21,8 @@ from producer.machine.children import Child, ended, how_it_ended, start
 from producer.machine.processes import MARK, identity, is_alive, kill_group, marked, send
 from producer.machine.ready import is_ready
 from producer.machine.up_state import Plan, ServiceReport, StateFolder, UpState
+from storage.errors import DamagedError
+from workers.config import default_spool_dir
 
 TICK_S = 0.25
 """Between two looks at what is not ready yet."""
@@ -66,11 +68,19 @@ class Supervisor:
                 self.stopping = self.stopping or self._owner_is_gone()
                 if self.reload:
                     self.reload = False
-                    self.plan = self.folder.read_plan()
-                    self._add_services()
+                    self._reload()
         finally:
             self._stop_all()
         return 1 if self.state.phase == "failed" else 0
+
+    def _reload(self) -> None:
+        try:
+            self.plan = self.folder.read_plan()
+        except DamagedError as error:
+            # what runs goes on; whoever asked waits for its plan's number and says that it did not come
+            _log("plan not read", error=error.message)
+            return
+        self._add_services()
 
     def _listen(self) -> None:
         def stop(number: int, frame: FrameType | None) -> None:
@@ -103,6 +113,7 @@ class Supervisor:
         self.state.redis_url = self.plan.redis_url
         self.state.engine_url = self.plan.engine_url
         self.state.flower_url = self.plan.flower_url
+        self.state.flower_login = self.plan.flower_login
         self.state.output_dir = self.plan.output_dir
         self.state.spool_dir = self.plan.spool_dir
         if self.state.phase == "up":
@@ -221,6 +232,9 @@ class Supervisor:
             send(pid, signal.SIGKILL)
         if self.plan.owns_spool:
             rmtree(self.plan.spool_dir, ignore_errors=True)
+        elif Path(self.plan.spool_dir) == default_spool_dir():
+            with suppress(OSError):  # what is in it waits for a sink
+                Path(self.plan.spool_dir).rmdir()
         if failed:
             # `up` reads the error and removes the file; without addresses nobody is sent to what is gone
             self.state.redis_url = self.state.engine_url = self.state.flower_url = None

@@ -3,7 +3,7 @@
 import signal
 import time
 
-from producer.machine.processes import end_all, send
+from producer.machine.processes import end_all, identity, is_alive, is_supervisor, of_folder, send
 from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
 from storage.errors import UnavailableError
@@ -23,7 +23,7 @@ def take_down(folder: StateFolder) -> bool:
     """
     state = folder.read_state()
     if state is None:
-        return False
+        return end_strays(folder)
     if not state.is_running():
         clean_up(folder, state)
         return True
@@ -39,6 +39,30 @@ def take_down(folder: StateFolder) -> bool:
             clean_up(folder, folder.read_state() or state)
             break
         time.sleep(LOOK_S)
+    return True
+
+
+def end_strays(folder: StateFolder) -> bool:
+    """Ends what some `up` started for this folder where its state file is gone; whether anything was.
+
+    Through its supervisor if that is there, so that calls go back to a living queue.
+    """
+    strays = of_folder(folder.path)
+    if not strays:
+        return False
+    count = sum(map(len, strays.values()))
+    say(f"`{folder.path / 'up.json'}` is gone, but {count} processes it told of still run: stopping them")
+    supervisors = [
+        known for pids in strays.values() for pid in pids if is_supervisor(pid) and (known := identity(pid))
+    ]
+    for supervisor in supervisors:
+        send(supervisor.pid, signal.SIGTERM)
+    deadline = time.monotonic() + SUPERVISOR_S
+    while any(map(is_alive, supervisors)) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    for token in strays:
+        end_all(token, (), ORPHANS_S)
+    folder.forget()
     return True
 
 

@@ -8,7 +8,7 @@ what does. Both hold Redis' password: mode 0600 in a folder of mode 0700. `worke
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,6 +54,8 @@ class Plan:
     redis_url: str
     engine_url: str | None
     flower_url: str | None
+    flower_login: str | None
+    """`name:password` that Flower asks for; None where it asks nobody, or is not there."""
     output_dir: str | None
     spool_dir: str
     owns_spool: bool
@@ -109,6 +111,7 @@ class UpState:
     redis_url: str | None = None
     engine_url: str | None = None
     flower_url: str | None = None
+    flower_login: str | None = None
     output_dir: str | None = None
     spool_dir: str | None = None
     processes: dict[str, ServiceReport] = field(default_factory=dict)
@@ -195,11 +198,20 @@ class StateFolder:
         os.close(handle)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One `up` at a time: a second waits, and then finds what the first has started."""
+    def alone(self, command: str, wait: Callable[[str], object]) -> Iterator[None]:
+        """One `up` or `down` at a time: a second waits, and then finds what the first has left.
+
+        `wait` is told what it waits for, before it does.
+        """
         handle = self._open("up.lock")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait(os.pread(handle, 100, 0).decode(errors="replace").strip() or "another command")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"`producer {command}` (pid {os.getpid()})\n".encode(), 0)
             yield
         finally:
             os.close(handle)

@@ -1,14 +1,19 @@
 """`up` and `down` with the real Redis, lanes, sink, engine and Flower."""
 
+import base64
+import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -32,10 +37,7 @@ def is_free(port: int) -> bool:
 
 def test_up_brings_everything_up_and_down_leaves_nothing(machine: Machine) -> None:
     log = machine.folder / "log"
-    began = time.monotonic()
     starting = machine.start("up", "--engine", *ANY_PORT, log=log)
-    until(lambda: log.stat().st_size > 0)
-    assert time.monotonic() - began < 1.0
     assert starting.wait(timeout=100) == 0, log.read_text()
     assert log.read_text().startswith("starting redis, engine, short, long, capture, sink, flower")
     assert tuple(machine.state["processes"]) == SERVICES
@@ -66,12 +68,123 @@ def test_up_brings_everything_up_and_down_leaves_nothing(machine: Machine) -> No
     assert machine.producer("down").stderr == "nothing is up\n"
 
 
+def ask(url: str, login: str | None = None) -> tuple[int, bytes]:
+    """Status and body of a GET, with `name:password`."""
+    request = urllib.request.Request(url)
+    if login:
+        request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status, reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_flower_asks_for_its_login_and_shows_no_prompt_and_no_secret(machine: Machine) -> None:
+    up = machine.up("--engine")
+    assert up.returncode == 0, up.stderr
+    state = machine.state
+    name, _, password = state["flower_login"].partition(":")
+    assert (
+        f"Flower's login: {name}, password {password} (kept in {machine.state_dir / 'up.json'})" in up.stderr
+    )
+    assert stat.S_IMODE((machine.state_dir / "up.json").stat().st_mode) == 0o600
+    assert password not in machine.up("--engine").stderr
+    flower = state["flower_url"]
+    assert ask(f"{flower}/tasks")[0] == ask(f"{flower}/api/workers", f"{name}:wrong")[0] == 401
+    words = "the quick brown fox has a secret"
+    (machine.folder / "p.jsonl").write_text(json.dumps({"prompt": words}) + "\n")
+    machine.environment["EYAS_SERVER_API_KEY"] = "key-of-the-server"
+    enqueue = machine.producer("enqueue", "--manifest", "p.jsonl", "--short-max-tokens", "8")
+    assert enqueue.returncode == 0, enqueue.stderr
+
+    def tasks() -> bytes:
+        return ask(f"{flower}/api/tasks", state["flower_login"])[1]
+
+    until(lambda: b"generate.short" in tasks() and b"stored" in tasks(), within_s=60)
+    redis_password = state["redis_url"].partition("redis://:")[2].partition("@")[0]
+    worker = next(iter(json.loads(ask(f"{flower}/api/workers?refresh=1", state["flower_login"])[1])))
+    for path in ("workers", "tasks", "broker", "api/tasks", "api/workers", f"worker/{worker}"):
+        status, body = ask(f"{flower}/{path}", state["flower_login"])
+        assert status == 200, path
+        for hidden in (redis_password, "quick brown", "key-of-the-server"):
+            assert hidden.encode() not in body, path
+    for process in machine.processes():
+        assert password not in " ".join(process.cmdline())
+    assert machine.producer("down").returncode == 0
+
+
+def test_flower_without_a_login_is_a_choice(machine: Machine) -> None:
+    help_text = " ".join(machine.producer("up", "--help").stdout.split())
+    assert (
+        "Without one everybody on this machine can see and stop the workers. [env var: EYAS_FLOWER_LOGIN"
+        in help_text
+    )
+    up = machine.up("--no-flower-login")
+    assert up.returncode == 0, up.stderr
+    assert "Flower's login" not in up.stderr
+    assert ask(f"{machine.state['flower_url']}/tasks")[0] == 200
+    assert machine.producer("down").returncode == 0
+
+
+def test_down_ends_what_runs_also_when_the_state_file_is_gone(machine: Machine) -> None:
+    assert machine.up("--no-flower").returncode == 0
+    ports = machine.ports()
+    (machine.state_dir / "up.json").unlink()
+    (machine.state_dir / "plan.json").unlink()
+    down = machine.producer("down")
+    assert down.returncode == 0
+    assert "up.json` is gone, but 6 processes it told of still run: stopping them" in down.stderr
+    assert machine.processes() == []
+    assert all(is_free(port) for port in ports)
+
+
+def test_a_folder_nobody_can_write_to_is_refused_before_anything_starts(machine: Machine) -> None:
+    (machine.folder / "file").write_text("")
+    up = machine.up("--output-dir", "file/run")
+    assert up.returncode == 2
+    assert up.stderr == (
+        f"error: `--output-dir {machine.folder}/file/run`: `{machine.folder}/file` is no folder\n\n"
+        "hint: name another folder with `--output-dir`\n"
+    )
+    assert machine.processes() == []
+    assert not machine.state_dir.exists()
+
+
+def test_two_ups_and_a_down_at_once_leave_nothing(machine: Machine) -> None:
+    first, second, down = (machine.folder / name for name in ("first", "second", "down"))
+    starting = machine.start("up", "--no-flower", log=first)
+    until(lambda: (machine.state_dir / "plan.json").exists())
+    other = machine.start("up", "--no-flower", log=second)
+    until(lambda: "waiting for `producer up` (pid" in second.read_text())
+    stopping = machine.start("down", log=down)
+    until(lambda: "waiting for `producer up` (pid" in down.read_text())
+    assert [process.wait(timeout=100) for process in (starting, other, stopping)] == [0, 0, 0]
+    # whichever of the two that waited came first: nothing is up, or what the second started is
+    machine.producer("down")
+    assert machine.processes() == []
+    assert not (machine.state_dir / "up.json").exists()
+
+
 def assert_only_we_may_use_redis(machine: Machine) -> None:
     url = machine.state["redis_url"]
     password = url.partition("redis://:")[2].partition("@")[0]
     assert len(password) >= 24
     for process in machine.processes():
         assert password not in " ".join(process.cmdline())
+    listening = [
+        connection.laddr.ip
+        for process in machine.processes()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) == {"127.0.0.1"}
+    settings = machine.state_dir / "redis" / "redis.conf"
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
+    with redis.Redis.from_url(url) as ours:
+        assert ours.config_get("protected-mode")["protected-mode"] == "yes"
+        assert ours.config_get("bind")["bind"] == "127.0.0.1"
     stranger = redis.Redis.from_url(url.replace(f":{password}@", ""))
     with stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()

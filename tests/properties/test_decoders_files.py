@@ -136,6 +136,7 @@ PLAN = Plan(
     redis_url="redis://127.0.0.1:1/0",
     engine_url=None,
     flower_url=None,
+    flower_login=None,
     output_dir=None,
     spool_dir="/tmp/x",
     owns_spool=False,

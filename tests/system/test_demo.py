@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -32,9 +31,7 @@ def test_demo_ends_with_a_verified_store_and_says_how_to_read_it(tmp_path: Path)
         # settings made for other runs are none of the demo's business
         (tmp_path / "eyas.toml").write_text('output_dir = "mine"\nmodel = "none/such"\n')
         machine.environment |= {"EYAS_REDIS_URL": "redis://127.0.0.1:1/0", "EYAS_OUTPUT_DIR": "mine"}
-        began = time.monotonic()
         demo = machine.producer("demo", "--max-samples", "12")
-        took_s = time.monotonic() - began
         assert demo.returncode == 0, demo.stderr
         assert "all ok" in demo.stdout
         said = re.search(r"the store is (\S+)", demo.stdout)
@@ -45,17 +42,13 @@ def test_demo_ends_with_a_verified_store_and_says_how_to_read_it(tmp_path: Path)
         assert of_this_machine(machine) == []
         assert [path.name for path in (tmp_path / "tmp").iterdir()] == [Path(said[1]).name]
         assert not (tmp_path / "mine").exists()
-        assert took_s < 60
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path, how: signal.Signals) -> None:
     with machine_in(tmp_path) as machine:
         log = tmp_path / "demo.log"
-        began = time.monotonic()
         demo = machine.start("demo", log=log)
-        until(lambda: log.stat().st_size > 0)
-        first_s = time.monotonic() - began
         until(lambda: "run in" in log.read_text())
         demo.send_signal(how)
         status = demo.wait(timeout=60)
@@ -66,7 +59,6 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path: Path, how
         assert left == []
         if how is signal.SIGINT:
             assert list((tmp_path / "tmp").iterdir()) == []
-        assert first_s < 1.0
 
 
 def test_a_demo_into_the_folder_of_a_run_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def plan(folder: StateFolder, *services: Service, owner: object = None, number: 
         redis_url="redis://127.0.0.1:1/0",
         engine_url=None,
         flower_url=None,
+        flower_login=None,
         output_dir=None,
         spool_dir=str(folder.path / "spool"),
         owns_spool=True,
