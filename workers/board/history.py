@@ -91,7 +91,7 @@ class History:
             # The run's last one goes into all. A clock that was put back must not silence the
             # history until it has caught up.
             if self._over or not 0 <= now - self._last.get(step, float("-inf")) < 0.9 * step:
-                self._redis.xadd(history_key(step), {"s": data}, maxlen=kept)
+                self._redis.xadd(history_key(step), {"s": data}, maxlen=kept, approximate=False)
                 self._last[step] = now
 
     def _begin(self) -> dict[int, float]:
@@ -116,7 +116,8 @@ def read_history(redis: Redis, run: str, since: float, now: float) -> tuple[Samp
     samples = _read(redis.xrange(history_key(step), min=str(max(0, int(since * 1000)))))
     if step != FINEST_S:
         samples += _read(redis.xrevrange(history_key(FINEST_S), count=1))
-    return tuple(sorted((one for one in samples if one.run == run), key=lambda one: one.at))
+    mine = {one.at: one for one in samples if one.run == run}
+    return tuple(mine[at] for at in sorted(mine))
 
 
 def ends_of_history(redis: Redis, run: str) -> tuple[Sample, Sample] | None:

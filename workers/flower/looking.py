@@ -7,7 +7,7 @@ and `metrics.py`.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,6 +31,8 @@ T = TypeVar("T")
 FRESH_S = 0.5
 """A look younger than this serves the next who asks."""
 PAST_FRESH_S = 2.0
+PATIENCE_S = 4.0
+"""A Redis that takes longer is said not to answer."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Looker:
 
     async def now(self) -> dict[str, Any]:
         """The page's figures."""
-        return snapshot(await self._look(), time.time())
+        return snapshot(await self._look_in_time(), time.time())
 
     async def past(self, span_s: float) -> dict[str, Any]:
         """The page's charts over the last so many seconds; 0 for the whole run."""
@@ -58,10 +60,14 @@ class Looker:
 
     async def metrics(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return metrics(await self._look(), time.time())
+        return metrics(await self._look_in_time(), time.time())
 
-    def _look(self) -> Awaitable[Look]:
-        return self._shared("now", FRESH_S, lambda: look(self._redis))
+    async def _look_in_time(self) -> Look:
+        """A look, or one at nothing when Redis takes too long: it goes on for those who ask later."""
+        try:
+            return await asyncio.wait_for(self._shared("now", FRESH_S, lambda: look(self._redis)), PATIENCE_S)
+        except TimeoutError:
+            return Look()
 
     def _shared(self, what: object, fresh_s: float, read: Callable[[], T]) -> "asyncio.Future[T]":
         """The result of one reading for all who ask while it runs or is fresh."""

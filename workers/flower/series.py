@@ -20,7 +20,7 @@ MISSING_S = 4.0 * FINEST_S
 def series(samples: Sequence[Sample], since: float, now: float) -> dict[str, Any]:
     """Columns of equal length over `times`, Unix seconds; all empty without samples.
 
-    Speeds are per second, shares 0 to 1, the rest as in `Sample`.
+    Speeds are per second, shares 0 to 1, the rest as in `Sample`; `over` is whether the run is.
     """
     span = max(now - since, float(FINEST_S))
     step = max(span / MOMENTS, float(FINEST_S))
@@ -31,6 +31,7 @@ def series(samples: Sequence[Sample], since: float, now: float) -> dict[str, Any
     servers = sorted({url for one in samples for url in one.servers})
     return {
         "answers": True,
+        "over": bool(samples) and samples[-1].finished,
         "from": since,
         "to": now,
         "step_s": step,

@@ -29,8 +29,9 @@ class Chart {
     }
 
     // `lines`: {name, values, colour 1…6, dashed, area, legend}; values as long as `times`, null for a gap.
-    show(times, from, to, lines) {
-        Object.assign(this, {times, from, to, lines});
+    // `over`: the last values are not those of now, so the legend has none.
+    show({times, from, to, over}, lines) {
+        Object.assign(this, {times, from, to, over, lines});
         if (this.at !== null && this.at >= times.length) this.at = null;
         this.draw();
         this.fillLegend();
@@ -98,7 +99,7 @@ class Chart {
             const item = Chart.html("li", "");
             Chart.html("span", `tp-swatch tp-c${line.colour}`, item).setAttribute("aria-hidden", "true");
             Chart.html("span", "", item).textContent = line.name;
-            Chart.html("strong", "", item).textContent = line.latest || this.say(Chart.latest(line.values));
+            if (!this.over) Chart.html("strong", "", item).textContent = this.now(line);
             return item;
         });
         this.legend.replaceChildren(...items);
@@ -131,8 +132,12 @@ class Chart {
 
     summary() {
         const parts = this.lines.filter((line) => line.legend !== false)
-            .map((line) => `${line.name} ${line.latest || this.say(Chart.latest(line.values))}`);
-        return `${this.title}: ${parts.join(", ") || "nothing to show yet"}. Arrow keys read earlier values.`;
+            .map((line) => this.over ? line.name : `${line.name} ${this.now(line)}`);
+        return `${this.title}: ${parts.join(", ") || "nothing to show yet"}. Arrow keys read the values.`;
+    }
+
+    now(line) {
+        return line.latest || this.say(Chart.latest(line.values));
     }
 
     point(event) {

@@ -210,23 +210,22 @@
     }
 
     function showPast(past) {
-        const {times, from, to} = past;
         const lanes = Object.entries(past.lanes), urls = Object.keys(past.servers);
-        charts.tokens.show(times, from, to, [
+        charts.tokens.show(past, [
             {name: "output", values: past.output, colour: 1, area: true},
             {name: "prompt", values: past.prompt, colour: 2},
             {name: "captured", values: past.captured, colour: 3}
         ]);
-        charts.samples.show(times, from, to, [{name: "samples", values: past.samples, colour: 1, area: true}]);
-        charts.flight.show(times, from, to, lanes.flatMap(([name, lane]) => [
+        charts.samples.show(past, [{name: "samples", values: past.samples, colour: 1, area: true}]);
+        charts.flight.show(past, lanes.flatMap(([name, lane]) => [
             {name: name + " limit", values: lane.limit, colour: LANES[name] || 4, dashed: true, legend: false},
             {name, values: lane.in_flight, colour: LANES[name] || 4, latest: ofLimit(lane)}
         ]));
-        charts.waiting.show(times, from, to, lanes.map(([name, lane]) =>
+        charts.waiting.show(past, lanes.map(([name, lane]) =>
             ({name, values: lane.waiting, colour: LANES[name] || 4})));
-        charts.kv.show(times, from, to, urls.slice(0, 6).map((url, at) =>
+        charts.kv.show(past, urls.slice(0, 6).map((url, at) =>
             ({name: url.replace(/^https?:\/\//, ""), values: past.servers[url].kv_used, colour: at + 1})));
-        charts.spool.show(times, from, to, [{name: "spool", values: past.spool, colour: 1, area: true}]);
+        charts.spool.show(past, [{name: "spool", values: past.spool, colour: 1, area: true}]);
     }
 
     function ofLimit(lane) {
