@@ -9,7 +9,11 @@ import time
 from pathlib import Path
 
 import redis
+from rich.text import Text
 
+from producer.status_table import draw
+from storage.checks import summarize
+from storage.sample import Alarm, Check
 from tests.producer.machine.supervised import until
 from tests.producer.stored import DATASET, board, small_store
 from workers.board.board import SinkBoard, write_board
@@ -96,6 +100,53 @@ def test_in_80_columns_no_word_of_the_status_is_cut(tmp_path: Path, redis_url: s
     ):
         assert expected in words
     assert says.split() == [word for word in words if word in says.split()][-len(says.split()) :]
+
+
+CHECKED = Check(server="http://gpu-17:30000", rows=900, worst_error=0.004)
+ALARMED = dataclasses.replace(
+    CHECKED,
+    worst_error=1.4,
+    alarms=(Alarm(code="states.row", value=1.4, limit=0.5, message="row 17 of hidden state 5: look at it"),),
+)
+
+
+def test_checks_are_one_line_and_an_alarm_says_what_where_and_at_which_server(
+    tmp_path: Path, redis_url: str
+) -> None:
+    store = small_store(tmp_path / "out")
+    carry(redis_url, store, checks=summarize([("ab" * 16, CHECKED)] * 14))
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path)
+    assert "checks: 14 samples captured again, worst deviation 0.004; no alarm" in said.stdout
+    carry(redis_url, store, checks=summarize([("ab" * 16, CHECKED), ("cd" * 16, ALARMED)]))
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path)
+    assert "; 1 with an ALARM" in said.stdout
+    assert (
+        f"! states.row: 1.4, the limit is 0.5; sample {'cd' * 16}, server http://gpu-17:30000: "
+        "row 17 of hidden state 5: look at it" in said.stdout
+    )
+    report = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    assert (report["checks"]["samples"], report["checks"]["alarms"][0]["value"]) == (2, 1.4)
+
+
+def test_alarms_are_red_and_nothing_is_said_of_checks_before_there_was_one(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "out")
+    shown = draw(board(store, checks=summarize([("cd" * 16, ALARMED)])), ())
+    texts = [part for part in shown.renderables if isinstance(part, Text)]
+    red = [text.plain for text in texts if text.style == "red"]
+    assert [line.split(":")[0] for line in red] == ["checks", "! states.row"]
+    plain = [part.plain for part in draw(board(store), ()).renderables if isinstance(part, Text)]
+    assert not any("checks" in text for text in plain)
+
+
+def test_watch_tells_each_alarm_once(tmp_path: Path, redis_url: str) -> None:
+    finished = {"finished": True, "checks": summarize([("cd" * 16, ALARMED)])}
+    carry(redis_url, small_store(tmp_path / "out"), **finished)
+    said = producer("watch", "--redis-url", redis_url, cwd=tmp_path)
+    assert [line for line in said.stdout.splitlines() if line.startswith("alarm ")] == [
+        line for line in said.stdout.splitlines() if "states.row" in line
+    ]
+    assert said.stdout.count("states.row") == 1
+    assert " checked=1 alarmed=1" in said.stdout
 
 
 def test_json_holds_the_board_and_whose_figures_they_are(tmp_path: Path, redis_url: str) -> None:

@@ -80,7 +80,7 @@ def as_they_are(states: NDArray[np.uint16], second: bool) -> NDArray[np.uint16]:
 
 def one_row(states: NDArray[np.uint16], second: bool) -> NDArray[np.uint16]:
     """In one of the two captures a row is the first token's, as another request's would be."""
-    if not second:
+    if not second and len(states) > 3:  # the probe has two
         states[-3] = states[0]
     return states
 

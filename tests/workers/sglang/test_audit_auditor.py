@@ -14,7 +14,7 @@ from client_stage import Handler, answer, refuse, reply_to, rows
 
 from storage.run import StatesMode
 from storage.sample import Check, States
-from workers.broker.messages import Capture, Captured, Responded
+from workers.broker.messages import Capture, Captured, Responded, decode, encode
 from workers.sglang.audit.auditor import FIRST_TRIES, POSITIONS, Auditor
 
 T = len(CAPTURE.tokens)
@@ -53,6 +53,9 @@ def play_audited(
 async def captured(lane: Lane, order: Capture = CAPTURE) -> States:
     result = await lane.execute(order)
     assert isinstance(result, Captured)
+    arrived = decode(encode(result))
+    assert isinstance(arrived, Captured)
+    assert arrived.states == result.states, "the check travels with its states"
     return result.states
 
 
