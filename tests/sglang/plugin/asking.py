@@ -3,6 +3,7 @@
 import json
 import secrets
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,13 @@ class Asker:
         return rows
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in self.spool.folder.iterdir())
+        """What is in the spool, once nothing is given up any more: that is done beside the reply."""
+        deadline = time.monotonic() + 20
+        while True:
+            found = sorted(path.name for path in self.spool.folder.iterdir())
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.02)
 
 
 def body(

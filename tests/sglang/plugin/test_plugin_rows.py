@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -124,6 +125,24 @@ def test_an_aborted_request_leaves_no_file(chunking):
         until(lambda: client.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0)
     chunking.rows(chunking.ask([11, 12, 13]).said)
     assert chunking.files() == []
+
+
+def test_requests_whose_clients_leave_while_they_are_retracted_leave_no_file(chunking):
+    rids = [secrets.token_hex(16) for _ in range(12)]
+    with httpx.Client(base_url=chunking.url, timeout=60) as client:
+        with ThreadPoolExecutor(len(rids)) as pool:  # more than its memory is for: some wait, half written
+
+            def leave(rid):
+                with contextlib.suppress(httpx.ReadTimeout):
+                    asked = body(prompts(1, 100, 150)[0], 800, rid=rid)
+                    httpx.post(f"{chunking.url}/generate", json=asked, timeout=6)
+
+            list(pool.map(leave, rids))
+        for rid in rids:
+            client.post("/abort_request", json={"rid": rid})
+        until(lambda: client.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0)
+    assert chunking.files() == []
+    chunking.rows(chunking.ask([11, 12, 13]).said)
 
 
 def test_the_facts_are_those_the_client_reads(chunking):
