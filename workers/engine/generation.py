@@ -22,7 +22,7 @@ from workers.engine.detokenize import Detokenizer
 from workers.engine.order import Completion, Order
 from workers.engine.pacing import Slots, due, wait_until
 from workers.engine.refusal import by_state, by_value
-from workers.engine.reply import Clock, encode, meta_info, states_json
+from workers.engine.reply import Clock, encode, logprobs_json, meta_info, states_json
 from workers.engine.request import Request, read_request
 from workers.engine.settings import RESERVED_TOKENS, Settings
 from workers.engine.stopping import stop_at
@@ -175,6 +175,8 @@ class Generation:
             )
         if request.states and request.stream:
             raise by_value("the embedded engine does not stream hidden states")
+        if request.logprobs_from is not None and request.stream:
+            raise by_value("the embedded engine does not stream log-probabilities")
         if count >= context - RESERVED_TOKENS:
             raise by_value(
                 f"Input length ({count} tokens) exceeds the maximum allowed length "
@@ -189,8 +191,20 @@ class Generation:
             sampling=sampling,
             max_new_tokens=limit if sampling.max_new_tokens is None else min(limit, sampling.max_new_tokens),
             layers=self._layers(request),
+            logprobs_from=self._logprobs_from(request, count),
             stop_at=stop_at(tokens, settings.mean_tokens) if ends else None,
         )
+
+    def _logprobs_from(self, request: Request, count: int) -> int | None:
+        start = request.logprobs_from
+        if start is None or start == -1:
+            return None if start is None else count
+        if not 0 <= start <= count:
+            raise by_value(
+                f"req.logprob_start_len={start} is higher than the number of input tokens "
+                f"len(req.origin_input_ids)={count}. Please use a smaller logprob_start_len."
+            )
+        return start
 
     def _layers(self, request: Request) -> tuple[int, ...]:
         layers = self._config.num_layers
@@ -241,12 +255,14 @@ class Generation:
     ) -> dict[str, Any]:
         sampling, ids = request.sampling, completion.output_ids
         shown = ids[:-1] if completion.matched is not None and not sampling.no_stop_trim else ids
+        weights = self._settings.weight_version
+        meta = meta_info(request.rid, len(order.tokens), completion, clock, weights)
+        if order.logprobs_from is not None:
+            meta |= logprobs_json(order, completion)
         return {
             "text": self._detokenizer.text(shown, skip_special=sampling.skip_special_tokens),
             "output_ids": ids,
-            "meta_info": meta_info(
-                request.rid, len(order.tokens), completion, clock, self._settings.weight_version
-            ),
+            "meta_info": meta,
         }
 
     def _due(self, started: float, tokens: int) -> float:

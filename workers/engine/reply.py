@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from workers.engine.bf16 import Bits, from_bits
-from workers.engine.order import Completion
+from workers.engine.order import Completion, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,26 @@ def meta_info(
         meta["decode_throughput"] = (count - 1) / (finished - clock.first_token)
     meta["response_sent_to_client_ts"] = time.time()
     return meta
+
+
+def logprobs_json(order: Order, completion: Completion) -> dict[str, Any]:
+    """Log-probabilities as SGLang says them: `[value, id, text]` a token; the first has no value.
+
+    Of an aborted request there are fewer of either kind than tokens.
+    """
+    start = order.logprobs_from
+    assert start is not None
+    read: list[float | None] = [None, *completion.prompt_logprobs] if start < len(order.tokens) else []
+    return {
+        "input_token_logprobs": [
+            [value, int(token), None] for value, token in zip(read, order.tokens[start:], strict=False)
+        ],
+        "output_token_logprobs": [
+            [value, token, None]
+            for value, token in zip(completion.output_logprobs, completion.output_ids, strict=False)
+        ],
+        "output_token_logprobs_length": len(completion.output_ids),
+    }
 
 
 def encode(reply: dict[str, Any], states: str | None = None) -> bytes:
