@@ -42,6 +42,7 @@ from workers.lane.slots import TWIN, Asked, Slots
 from workers.lane.standing import BEFORE, standing
 from workers.runs import RunView, read_view
 from workers.sglang.attempt import Context
+from workers.sglang.audit.auditor import Auditor
 from workers.sglang.client import SGLangClient
 from workers.sglang.decoding import DecodePool
 from workers.sglang.execute import execute
@@ -79,11 +80,12 @@ class Lane:
             ttl_s=timing.slots_s,
             twin_s=3 * timing.pulse_s,
         )
+        self._first_facts = FirstFacts(self._redis)
         self._passing = Passing()
         self._sinks = Sinks(self._redis, self._passing)
-        self._first_facts = FirstFacts(self._redis)
         self._spool = self._open_spool()
         self._client, self._servers, self._decoders = self.loop.run(self._open())
+        self._auditor = Auditor()
         self._said = BEFORE
         self.alone = Alone(self._redis, ttl_s=timing.slots_s / 2, slots_ttl_s=timing.slots_s)
         self.marks = Marks(self._redis)
@@ -113,6 +115,7 @@ class Lane:
             view=view,
             facts=self._servers.facts,
             passing=self._passing,
+            auditor=self._auditor,
         )
         result = self.loop.run(self._servers.call(url, execute(order, url, context)))
         if isinstance(result, Responded) and result.response.retractions:
