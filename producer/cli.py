@@ -20,6 +20,7 @@ COMMANDS = {
     "enqueue": "Store a manifest's prompts and queue them for generation and capture.",
     "status": "Show once how far the run is.",
     "watch": "Show how far the run is until it is finished.",
+    "retry": "Try dead letters once more.",
     "up": "Start Redis, workers and a sink on this machine.",
     "down": "Stop what `up` started.",
     "demo": "Run the whole job on this machine with a tiny model and verify the store.",

@@ -131,7 +131,7 @@ def _counts(store: "Store", settings: RunSettings) -> tuple[int, int, int, int]:
     from storage.index import Index, wanted
 
     capture = settings.capture if settings.states is not StatesMode.OFF else None
-    index = Index(store, capture.name if capture else None)
+    index = Index(store, capture.name if capture else None, settings.retries)
     index.refresh()
     plans = [
         wanted(index.dataset(name), caps, settings.states)

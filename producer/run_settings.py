@@ -69,5 +69,7 @@ def settings_after(
             said.get("allow_quantized_kv", before.allow_quantized_kv if before else False)
         ),
         checkpoint=read_checkpoint(target.folder),
+        check_every=said.get("check_every", before.check_every if before else flags["check_every"]),
         datasets=before.datasets if before else {},
+        retries=before.retries if before else (),
     )

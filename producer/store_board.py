@@ -30,7 +30,7 @@ def store_board(output_dir: Path) -> Board:
     spec = store.run.spec
     states = settings.states if settings else spec.states
     capture = settings.capture if settings else spec.capture
-    index = Index(store, capture.name if capture else None)
+    index = Index(store, capture.name if capture else None, settings.retries if settings else ())
     index.refresh()
     checks = CheckLog().follow(index.states)
     datasets = tuple(_dataset(store, index, name, settings, states) for name in index.datasets)

@@ -1,21 +1,25 @@
 """Dead letters as a segment's arrays, and back. Committing them is `store.py`'s.
 
 `id`, `digest` uint8 [N, 16] (zeros where no response is meant) · `dataset`, `capture`, `code`
-uint16 [N], places in the attributes of those names · `stage` uint8 [N] · `attempts` int32 [N] ·
-`message_offset` int64 [N + 1] into `message` uint8 (UTF-8).
+uint16 [N], places in the attributes of those names · `stage` uint8 [N] · `attempts`, `retry`
+int32 [N] · `message_offset` int64 [N + 1] into `message` uint8 (UTF-8).
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from storage.columns import ids_array, ids_list, numbered, texts_array
+from storage.retries import Retry
 from storage.sample import Failure, Stage
 from storage.segment import Segment, Staging
 from storage.tokens import ID_BYTES
 
 STAGES = tuple(Stage)
 """A stage is its place here: only ever appended to."""
+RETRY = "retry"
+"""Segments of before there were retries lack this column, which is 0 then."""
 
 
 def stage_failures(staging: Staging, batch: Sequence[Failure]) -> None:
@@ -31,6 +35,7 @@ def stage_failures(staging: Staging, batch: Sequence[Failure]) -> None:
     staging.plain("code", code)
     staging.plain("stage", np.array([STAGES.index(failure.stage) for failure in batch], np.uint8))
     staging.plain("attempts", np.array([failure.attempts for failure in batch], np.int32))
+    staging.plain(RETRY, np.array([failure.retry for failure in batch], np.int32))
     staging.plain("message_offset", message_offset)
     staging.sliced("message", message)
     staging.finish(
@@ -44,11 +49,36 @@ def stage_failures(staging: Staging, batch: Sequence[Failure]) -> None:
     )
 
 
+def retry_numbers(segment: Segment) -> NDArray[np.int32]:
+    """The `retry` of each of the segment's dead letters, int32 [N]."""
+    if not (segment.path / RETRY / "zarr.json").exists():
+        return np.zeros(segment.samples, np.int32)
+    numbers: NDArray[np.int32] = segment.column(RETRY)
+    return numbers
+
+
+def rows_asked_again(segment: Segment, retries: Sequence[Retry]) -> NDArray[np.bool_]:
+    """`retries.asked_again` for all of the segment's dead letters, bool [N]."""
+    found = np.zeros(segment.samples, bool)
+    for retry in retries:
+        fits = retry_numbers(segment) < retry.number
+        for column, wanted in (("code", retry.codes), ("dataset", retry.datasets)):
+            if wanted:
+                names = segment.attributes[f"{column}s"]
+                fits &= np.isin(segment.column(column), [at for at, n in enumerate(names) if n in wanted])
+        if retry.ids:
+            ids = {bytes.fromhex(one) for one in retry.ids}
+            fits &= np.array([row.tobytes() in ids for row in segment.ids("id")], bool)
+        found |= fits
+    return found
+
+
 def read_failures(segment: Segment) -> Iterator[Failure]:
     """All of the segment's dead letters."""
     names = segment.attributes
     ids, digests = ids_list(segment.column("id")), ids_list(segment.column("digest"))
     columns = [segment.column(name).tolist() for name in ("dataset", "capture", "code", "stage", "attempts")]
+    retries = retry_numbers(segment).tolist()
     offset, text = segment.column("message_offset"), segment.column("message").tobytes()
     for row, (dataset, capture, code, stage, attempts) in enumerate(zip(*columns, strict=True)):
         yield Failure(
@@ -60,4 +90,5 @@ def read_failures(segment: Segment) -> Iterator[Failure]:
             attempts=attempts,
             code=names["codes"][code],
             message=text[offset[row] : offset[row + 1]].decode(),
+            retry=retries[row],
         )

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from storage.catalog import Catalog, place
 from storage.dataset_index import DatasetIndex, Outcome
 from storage.errors import DamagedError
-from storage.failures import STAGES
+from storage.failures import STAGES, rows_asked_again
 from storage.idtable import ABSENT, IdTable
+from storage.retries import Retry
 from storage.sample import Stage
 from storage.segment import Segment
 from storage.store import Store
@@ -28,10 +29,14 @@ _Rows = NDArray[np.uint8]
 class Index:
     """A store's outcomes for one capture, or for responses alone. For one thread at a time."""
 
-    def __init__(self, store: Store, capture: str | None) -> None:
-        """Empty until `refresh`; `capture` names the folder under `states/`."""
+    def __init__(self, store: Store, capture: str | None, retries: tuple[Retry, ...] = ()) -> None:
+        """Empty until `refresh`; `capture` names the folder under `states/`.
+
+        Dead letters that `retries` ask for again count for nothing.
+        """
         self.store = store
         self.capture = capture
+        self.retries = retries
         self._forget()
 
     def _forget(self) -> None:
@@ -154,11 +159,12 @@ class Index:
     def _read_failures(self, segments: list[Segment]) -> None:
         for segment in segments:
             ids, digests = segment.ids("id"), segment.ids("digest")
+            dead = ~rows_asked_again(segment, self.retries)
             at_capture = segment.column("stage") == STAGES.index(Stage.CAPTURE)
             captures = np.array(segment.attributes["captures"])[segment.column("capture")]
-            mine = at_capture & (captures == (self.capture or ""))
+            mine = dead & at_capture & (captures == (self.capture or ""))
             rows = np.zeros(len(ids), np.int64)
-            self._no_response.add(ids[~at_capture], rows[~at_capture])
+            self._no_response.add(ids[dead & ~at_capture], rows[dead & ~at_capture])
             self._no_states.add((ids ^ digests)[mine], rows[mine])
 
     def _settle(self, ids: _Rows) -> None:

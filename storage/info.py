@@ -75,10 +75,10 @@ def info(path: Path) -> Info:
     spec = store.run.spec
     try:
         settings = read_settings(path)
-        states, capture = settings.states, settings.capture
+        states, capture, retries = settings.states, settings.capture, settings.retries
     except FileNotFoundError:
-        states, capture = spec.states, spec.capture
-    index = Index(store, capture.name if capture else None)
+        states, capture, retries = spec.states, spec.capture, ()
+    index = Index(store, capture.name if capture else None, retries)
     index.refresh()
     folders = {
         "prompts": [path / "prompts" / name for name in store.dataset_names()],

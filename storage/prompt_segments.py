@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.catalog import Catalog
 from storage.codec import Codec
 from storage.columns import ids_list
@@ -128,6 +131,11 @@ class PromptSegments:
         """The prompts' ids in order, a segment's at a time; their tokens are not read."""
         for segment in self._seen(dataset):
             yield from ids_list(segment.ids("id"))
+
+    def source_rows(self, dataset: str) -> NDArray[np.int64]:
+        """The source's row of each prompt, int64 [N]."""
+        columns = [segment.column("source_row") for segment in self._seen(dataset)]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
     def tokens(self, dataset: str) -> int:
         """Tokens of all prompts together, from their offsets."""

@@ -202,3 +202,5 @@ class Failure:
     code: str
     """Stable and short: `server.refused`, `states.short`, …"""
     message: str
+    retry: int = 0
+    """The last request to try dead letters again when this was tried, see `retries.py`; 0 before any."""

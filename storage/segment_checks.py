@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.columns import KINDS, ids_list
+from storage.failures import retry_numbers
 from storage.idtable import ABSENT, IdTable
 from storage.responses import FINISHES
 from storage.run import RunSpec, StatesMode
@@ -150,6 +151,8 @@ def check_failures(segment: Segment, known: Known) -> Found:
     ids = segment.column("id")
     columns = ("digest", "dataset", "capture", "code", "stage", "attempts")
     yield from _check_lengths(segment, len(ids), columns)
+    if len(retry_numbers(segment)) != len(ids):
+        yield "segment.lengths", b"", f"`retry` has {len(retry_numbers(segment))} rows, `id` {len(ids)}"
     message = segment.column("message")
     yield from _check_offset("message_offset", segment.column("message_offset"), len(ids), len(message))
     for key, at in zip(ids_list(ids), known.prompts.find(ids), strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 from storage.errors import DamagedError
 from storage.files import NAME, read_json, write_json
 from storage.json_records import read_record
+from storage.retries import Retry
 from storage.run import CaptureSpec, StatesMode
 
 CHECK_EVERY = 500
@@ -67,6 +68,8 @@ class RunSettings:
     """Looked up by `enqueue`, so that lanes need not have the model's files."""
     datasets: Mapping[str, DatasetSettings] = field(default_factory=dict)
     """Dataset → what is wanted of it; a dataset not named here is not wanted."""
+    retries: tuple[Retry, ...] = ()
+    """Dead letters asked for again, in the order of asking."""
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a dataset that cannot be a folder's name."""

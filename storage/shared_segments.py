@@ -19,7 +19,7 @@ from storage.failures import read_failures, stage_failures
 from storage.idtable import ABSENT
 from storage.responses import ResponseColumns, stage_responses
 from storage.sample import Failure, Response, Stage
-from storage.segment import SegmentName, Staging
+from storage.segment import Segment, SegmentName, Staging
 from storage.states_segments import StatesSegments
 
 _T = TypeVar("_T", Response, Failure)
@@ -38,7 +38,8 @@ class SharedSegments:
         self._lock = threading.RLock()
         self._responses = PlacedIds(Catalog(output / "responses"), ("id",))
         self._failures = Catalog(output / "failures")
-        self._failure_keys: set[tuple[object, ...]] = set()
+        self._failure_keys: dict[tuple[object, ...], int] = {}
+        """What failed → the last request to try it again that it has answered, see `retries.py`."""
         self._columns = lru_cache(_RECENT)(
             lambda number: ResponseColumns(self._responses.catalog.segments[number])
         )
@@ -72,7 +73,7 @@ class SharedSegments:
 
     def failures(self) -> Iterator[Failure]:
         """All dead letters, those too that were made good since."""
-        said: set[tuple[object, ...]] = set()
+        said: set[Failure] = set()
         while True:
             with self._lock:
                 self._see_failures()
@@ -80,8 +81,8 @@ class SharedSegments:
             try:
                 for segment in segments:
                     for failure in list(read_failures(segment)):
-                        if (key := _failure_key(failure)) not in said:
-                            said.add(key)
+                        if failure not in said:
+                            said.add(failure)
                             yield failure
             except FileNotFoundError as error:
                 # Merged and deleted while we read: what is left is in segments of another name.
@@ -91,7 +92,10 @@ class SharedSegments:
                 return
 
     def commit_failures(self, batch: Sequence[Failure]) -> int:
-        """Commit those that are not there yet and that nothing stored has made good; how many."""
+        """Commit those that are not there yet and that nothing stored has made good; how many.
+
+        One that was tried after a later request than the one that is there is another.
+        """
         return self._commit(batch, self._failures, self._new_failures, stage_failures)
 
     def _commit(
@@ -123,13 +127,15 @@ class SharedSegments:
     def _new_failures(self, batch: Sequence[Failure]) -> list[Failure]:
         self._see_failures()
         self._responses.refresh()
-        first: dict[tuple[object, ...], Failure] = {}
+        last: dict[tuple[object, ...], Failure] = {}
         for failure in batch:
-            first.setdefault(_failure_key(failure), failure)
+            key = _failure_key(failure)
+            if key not in last or last[key].retry < failure.retry:
+                last[key] = failure
         return [
             failure
-            for key, failure in first.items()
-            if key not in self._failure_keys and not self._made_good(failure)
+            for key, failure in last.items()
+            if failure.retry > self._failure_keys.get(key, -1) and not self._made_good(failure)
         ]
 
     def _made_good(self, failure: Failure) -> bool:
@@ -138,9 +144,12 @@ class SharedSegments:
         return bool(self._states.known(failure.capture, [(failure.id, failure.digest)])[0])
 
     def _see_failures(self) -> None:
-        self._failures.read_new(
-            lambda _, segment: self._failure_keys.update(_failure_key(f) for f in read_failures(segment))
-        )
+        def enter(_: int, segment: Segment) -> None:
+            for failure in read_failures(segment):
+                key = _failure_key(failure)
+                self._failure_keys[key] = max(failure.retry, self._failure_keys.get(key, 0))
+
+        self._failures.read_new(enter)
 
 
 def _failure_key(failure: Failure) -> tuple[object, ...]:

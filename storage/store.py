@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from storage.codec import Codec, chosen_codec
 from storage.errors import UnavailableError
 from storage.files import checked_name, create_json
@@ -128,6 +131,10 @@ class Store:
     def prompt_ids(self, dataset: str) -> Iterator[bytes]:
         """The ids of the dataset's prompts in order, without reading their tokens."""
         return self._prompts.ids(dataset)
+
+    def source_rows(self, dataset: str) -> NDArray[np.int64]:
+        """The row of its source that each of the dataset's prompts came from, in order, int64 [N]."""
+        return self._prompts.source_rows(dataset)
 
     def prompt_tokens(self, dataset: str) -> int:
         """Tokens of the dataset's prompts together, without reading them."""

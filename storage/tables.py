@@ -65,7 +65,7 @@ STATES = Table(
     joined=("checks",),
 )
 FAILURES = Table(
-    columns=("id", "digest", "stage", "attempts"),
+    columns=("id", "digest", "stage", "attempts", "retry"),
     named={"dataset": "datasets", "capture": "captures", "code": "codes"},
     ragged={"message": "message_offset"},
 )

@@ -273,7 +273,8 @@ class _Verification:
         except FileNotFoundError:
             self._notes.append("no `settings.json`: outcomes were not compared with what is wanted")
             return ()
-        index = Index(self._store, settings.capture.name if settings.capture else None)
+        capture = settings.capture.name if settings.capture else None
+        index = Index(self._store, capture, settings.retries)
         try:
             index.refresh()
             return tuple(self._outcome(index, settings, name) for name in sorted(settings.datasets))

@@ -42,7 +42,7 @@ def small_store(folder: Path, responses: int = 2, failures: int = 1, prompts: in
     )
     made = [_prompt(i) for i in range(prompts)]
     store.add_prompts("B1", made, next_row=prompts, complete=True, dropped={})
-    store.commit_responses([_response(p) for p in made[:responses]])
+    store.commit_responses([make_response(p) for p in made[:responses]])
     dead = made[responses : responses + failures]
     store.commit_failures(
         [
@@ -85,7 +85,7 @@ def _prompt(number: int) -> Prompt:
     )
 
 
-def _response(prompt: Prompt) -> Response:
+def make_response(prompt: Prompt) -> Response:
     tokens = np.concatenate([prompt.tokens, np.array([7, 8, 9, 10], np.int32)])
     return Response(
         id=prompt.id,

@@ -45,6 +45,8 @@ class Generate:
     spans: tuple[Span, ...]
     """Of the prompt; the response repeats them."""
     max_new_tokens: int
+    retry: int = 0
+    """What a dead letter of this order says of itself, see `Failure.retry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Capture:
     prompt_length: int
     capture: str
     """Name of the capture, the folder under `states/`."""
+    retry: int = 0
+    """As an order to generate has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +110,7 @@ def encode(message: Message) -> bytes:
                 "prompt": pack_tokens(message.prompt),
                 "spans": pack_spans(message.spans),
                 "max_new_tokens": message.max_new_tokens,
+                "retry": message.retry,
             }
         case Capture():
             body = {
@@ -115,6 +120,7 @@ def encode(message: Message) -> bytes:
                 "tokens": pack_tokens(message.tokens),
                 "prompt_length": message.prompt_length,
                 "capture": message.capture,
+                "retry": message.retry,
             }
         case Responded():
             body = {
@@ -166,6 +172,7 @@ def _decode(body: dict[str, Any]) -> Message:
                 prompt=unpack_tokens(body["prompt"]),
                 spans=unpack_spans(body["spans"]),
                 max_new_tokens=read_count(body["max_new_tokens"]),
+                retry=read_count(body.get("retry", 0)),
             )
         case "Capture":
             return Capture(
@@ -176,6 +183,7 @@ def _decode(body: dict[str, Any]) -> Message:
                 tokens=unpack_tokens(body["tokens"]),
                 prompt_length=read_count(body["prompt_length"]),
                 capture=read_text(body["capture"]),
+                retry=read_count(body.get("retry", 0)),
             )
         case "Responded":
             states = body["states"]
@@ -187,7 +195,7 @@ def _decode(body: dict[str, Any]) -> Message:
         case "Captured":
             return Captured(run=run, states=_unpack_states(body["states"]))
         case "Failed":
-            fields = {name: body[name] for name in Failure.__slots__}
+            fields = {name: body[name] for name in Failure.__slots__ if name != "retry"}
             digest = fields["digest"]
             fields |= {
                 "id": read_id(fields["id"]),
@@ -195,6 +203,7 @@ def _decode(body: dict[str, Any]) -> Message:
                 "capture": None if fields["capture"] is None else read_text(fields["capture"]),
                 "stage": Stage(fields["stage"]),
                 "attempts": read_count(fields["attempts"]),
+                "retry": read_count(body.get("retry", 0)),
                 **{name: read_text(fields[name]) for name in ("dataset", "code", "message")},
             }
             return Failed(run=run, failure=Failure(**fields))

@@ -15,6 +15,7 @@ from redis import Redis
 
 from storage.check_log import CheckLog
 from storage.index import DatasetIndex, Index
+from storage.retries import last_number
 from storage.run import StatesMode
 from storage.sample import Stage
 from storage.settings import RunSettings, read_settings
@@ -138,11 +139,13 @@ class Feeder:
         capture = (
             settings.capture.name if settings.capture and settings.states is not StatesMode.OFF else None
         )
-        if self._index is None or self._index.capture != capture:
-            self._index, self._counted = Index(self._store, capture), None
-        grown = self._index.refresh()
+        index, retries = self._index, settings.retries
+        if index is None or (index.capture, index.retries) != (capture, retries):
+            self._index = index = Index(self._store, capture, retries)
+            self._counted = None
+        grown = index.refresh()
         if grown or self._counted is not settings:
-            self._count(self._index, settings)
+            self._count(index, settings)
             self._counted = settings
         else:
             for feed in self._feeds.values():
@@ -255,7 +258,8 @@ class Feeder:
             assert settings.capture is not None
             for at in positions:
                 response = self._store.response(feed.dataset.id_rows[at].tobytes())
-                yield at, order_capture(run.id, settings.capture.name, response)
+                retry = last_number(settings.retries)
+                yield at, order_capture(run.id, settings.capture.name, response, retry)
             return
         wanted_now = set(positions)
         prompts = self._store.prompts(name, positions[0], positions[-1] + 1)

@@ -6,6 +6,7 @@ Reads nothing by itself; which prompts need what is decided in `feeder.py`.
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.retries import last_number
 from storage.run import RunSpec
 from storage.sample import Failure, Finish, Prompt, Response, Stage
 from storage.settings import RunSettings
@@ -65,6 +66,7 @@ def order_generate(
             attempts=0,
             code="prompt.long",
             message=said,
+            retry=last_number(settings.retries),
         )
         return Failed(run=run_id, failure=failure)
     return Generate(
@@ -75,10 +77,11 @@ def order_generate(
         prompt=prompt.tokens,
         spans=prompt.spans,
         max_new_tokens=min(most, room),
+        retry=last_number(settings.retries),
     )
 
 
-def order_capture(run_id: str, capture: str, response: Response) -> Capture:
+def order_capture(run_id: str, capture: str, response: Response, retry: int = 0) -> Capture:
     """The order that gives a stored response its states."""
     return Capture(
         run=run_id,
@@ -88,6 +91,7 @@ def order_capture(run_id: str, capture: str, response: Response) -> Capture:
         tokens=response.tokens,
         prompt_length=response.prompt_length,
         capture=capture,
+        retry=retry,
     )
 
 

@@ -97,6 +97,7 @@ def dead_letter(order: Generate | Capture, *, code: str, said: str, attempts: in
         dataset=order.dataset,
         stage=Stage.GENERATE if generates else Stage.CAPTURE,
         attempts=attempts,
+        retry=order.retry,
         code=code,
         # A server's words may be in it: what UTF-8 cannot say could not be sent, and the order
         # would be run again for ever.

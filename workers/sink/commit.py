@@ -95,7 +95,7 @@ class Sink:
         `RunReplacedError` when the folder holds another run now: nothing of it is lost then.
         """
         tally = Tally()
-        failures = [r.failure for r in results if isinstance(r, Failed)]
+        failures: list[Failure] = []
         usable: list[Responded | Captured] = []
         for result in results:
             if isinstance(result, Failed):
@@ -128,6 +128,8 @@ class Sink:
         """Delete the spool files of results that are committed and acknowledged.
 
         After the acknowledgement: a message that comes again must find its file, or its states
+        tally.failures += sum(new)
+        tally.duplicates += len(failures) - sum(new)
         in the store. Files that a crash leaves here are swept later.
         """
         for result in results:

@@ -17,6 +17,7 @@ from pathlib import Path
 from redis import Redis, RedisError
 
 from storage.errors import EyasError, RunReplacedError
+from storage.retries import last_number
 from storage.run import CaptureSpec
 from storage.spool import Spool
 from storage.store import Store
@@ -64,6 +65,7 @@ class SinkProcess:
         self._store: Store | None = None
         self._sink: Sink | None = None
         self._capture: CaptureSpec | None = None
+        self._retry = 0
         self._serving = False
         self._status = SinkStatus()
         self._garbage: deque[tuple[bytes, str]] = deque(maxlen=KEPT)
@@ -176,6 +178,7 @@ class SinkProcess:
         view = read_view(self._redis)
         assert self._store is not None
         self._capture = view.settings.capture if view is not None else self._store.run.spec.capture
+        self._retry = last_number(view.settings.retries) if view is not None else 0
         if not self._serving:
             self._serving = True
             self._status.become("running")
@@ -246,7 +249,7 @@ class SinkProcess:
     def _commit_to(self, sink: Sink, batch: Sequence[Held]) -> None:
         began = time.monotonic()
         results = [held.result for held in batch if held.result.run == sink.run_id]
-        tally = sink.commit(results, self._capture)
+        tally = sink.commit(results, self._capture, self._retry)
         self._acknowledge(batch)
         sink.free(results)
         self._status.add(len(batch), tally)
