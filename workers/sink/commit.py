@@ -8,7 +8,7 @@ message comes again, and states whose response is not committed yet belong to no
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from redis import Redis, RedisError
@@ -87,11 +87,12 @@ class Sink:
         """Whose results it commits."""
         return self._store.run.id
 
-    def commit(self, results: Sequence[Result], capture: CaptureSpec | None) -> Tally:
+    def commit(self, results: Sequence[Result], capture: CaptureSpec | None, retry: int = 0) -> Tally:
         """Commit all of it; returns when nothing of it is needed any more but its spool files.
 
         Waits for as long as the disk is full or the store or Redis away. An item that cannot be
-        stored never holds up the others: it becomes a dead letter. Raises `StoppedError`, and
+        stored never holds up the others: it becomes a dead letter, which `retry` tells apart from
+        one before the last request to try such ones again. Raises `StoppedError`, and
         `RunReplacedError` when the folder holds another run now: nothing of it is lost then.
         """
         tally = Tally()
@@ -117,19 +118,19 @@ class Sink:
         ]
         self._commit_responses(responses, tally, failures)
         self._settle_lost([r for r in usable if (s := states_of(r)) and s.spool.name in lost], tally)
-        tally.failures += sum(
-            self._in_parts(
-                failures, self._store.commit_failures, lambda failure, _error: _log_dropped(failure)
-            )
+        failures = [replace(failure, retry=retry) for failure in failures]
+        failures += [r.failure for r in results if isinstance(r, Failed)]
+        new = self._in_parts(
+            failures, self._store.commit_failures, lambda failure, _error: _log_dropped(failure)
         )
+        tally.failures += sum(new)
+        tally.duplicates += len(failures) - sum(new)
         return tally
 
     def free(self, results: Sequence[Result]) -> None:
         """Delete the spool files of results that are committed and acknowledged.
 
         After the acknowledgement: a message that comes again must find its file, or its states
-        tally.failures += sum(new)
-        tally.duplicates += len(failures) - sum(new)
         in the store. Files that a crash leaves here are swept later.
         """
         for result in results:
