@@ -10,6 +10,7 @@ started with
 
 The second line gives the auxiliary layers, without any draft; left out, the final state alone is
 given and `/server_info` says so. Chunked prefill, mixed batches, retractions and a radix cache may
-stay on. `EYAS_NODE`, `EYAS_SPOOL_DIR` and `EYAS_SPOOL_MAX_GB` are the workers' on that machine.
-Without the first flag the plugin does nothing.
+stay on. `EYAS_NODE`, `EYAS_SPOOL_DIR` and `EYAS_SPOOL_MAX_GB` are the workers' on that machine; where
+there are none, lanes of other machines fetch the files from `/eyas/spool/`. Without the first flag the
+plugin does nothing.
 """

@@ -26,6 +26,8 @@ from workers.plugin.rows import Bits, Coverage, Part
 What = TypeVar("What")
 GATHERED_BYTES = 2 << 20
 """Rows of decoding that are written together: 36 of a model of H = 7168 with four layers."""
+GATHERED_ROWS = 256
+"""Most of a small model's."""
 BLOCK_BYTES = 16 << 20
 """Written at once. Each block takes the interpreter's lock a few times from a busy scheduler, up to
 5 ms each, so blocks are large."""
@@ -87,7 +89,7 @@ class Draft:
         if part is None or part.stop != position:
             self._seal()
             row_bytes = final.nbytes + (0 if aux is None else aux.nbytes)
-            rows = 1 if self._budget.tight else max(1, GATHERED_BYTES // row_bytes)
+            rows = 1 if self._budget.tight else max(1, min(GATHERED_ROWS, GATHERED_BYTES // row_bytes))
             self._hold(rows * row_bytes)
             part = Part(
                 start=position,
