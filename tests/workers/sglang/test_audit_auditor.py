@@ -11,11 +11,18 @@ import pytest
 from aiohttp import web
 from client_lane import CAPTURE, GENERATE, Lane, play, view
 from client_stage import Handler, answer, refuse, reply_to, rows
+from engine_process import running_engine
 
-from storage.run import StatesMode
+from storage.run import CaptureSpec, StatesMode
 from storage.sample import Check, States
+from storage.spool import Spool
 from workers.broker.messages import Capture, Captured, Responded, decode, encode
+from workers.sglang.attempt import Context
 from workers.sglang.audit.auditor import FIRST_TRIES, POSITIONS, Auditor
+from workers.sglang.client import SGLangClient
+from workers.sglang.decoding import DecodePool
+from workers.sglang.execute import execute
+from workers.sglang.passing import Passing
 
 T = len(CAPTURE.tokens)
 
@@ -236,15 +243,43 @@ def test_a_lane_that_ends_in_the_middle_of_a_check_leaves_no_file(tmp_path: Path
     play_audited(tmp_path, scene, generate=once_good(hang))
 
 
-def test_states_on_another_machine_are_left_to_it(tmp_path: Path) -> None:
-    async def scene(lane: Lane) -> None:
-        states = await captured(lane)
-        elsewhere = replace(states, spool=replace(states.spool, node="there"), check=None)
-        auditor = lane.context.auditor
-        assert auditor is not None
-        check = await auditor.check(elsewhere, CAPTURE.tokens, lane.stage.url, lane.context)
-        assert check is not None
-        assert check.skipped == ("the states lie on another machine",)
-        assert len(lane.stage.bodies) == 2
+def test_states_that_stay_on_their_servers_machine_are_fetched_for_the_check_alone(tmp_path: Path) -> None:
+    async def run(url: str) -> None:
+        async with SGLangClient() as client:
+            facts = await client.facts(url)
+            assert facts.plugin is not None
+            capture = CaptureSpec(
+                name="eagle3",
+                hs_indices=facts.plugin.hs_indices["eagle3"],
+                norm="post",
+                hidden_size=facts.plugin.hidden_size,
+            )
+            seen = view(check_every=1, capture=capture)
+            # a name that means nothing here; the server's own is the folder it loaded
+            assert seen.run.spec.model == "tiny-llama"
+            spool, passing = Spool(tmp_path / "here", "here", 1 << 30), Passing()
+            passing.sinks = frozenset({"there"})
+            context = Context(
+                client=client,
+                spool=spool,
+                decoders=DecodePool(spool),
+                view=seen,
+                facts={url: facts},
+                passing=passing,
+                auditor=Auditor(),
+            )
+            order = replace(CAPTURE, capture="eagle3", tokens=CAPTURE.tokens.repeat(3))
+            result = await execute(order, url, context)
+        assert isinstance(result, Captured)
+        assert result.states.spool.node == "there"
+        check = check_of(result.states)
+        assert (check.rows, check.worst_error) == (3 * T, 0.0)
+        # made-up ids, of no text that this model has seen
+        assert {alarm.code for alarm in check.alarms} == {"tokens.unlikely"}
+        assert check.head_error is not None
+        assert check.head_error < 0.05
+        assert [path.name for path in (tmp_path / "there").iterdir()] == [result.states.spool.name]
+        assert list((tmp_path / "here").iterdir()) == []
 
-    play_audited(tmp_path, scene, generate=with_logprobs())
+    with running_engine("--spool-dir", tmp_path / "there", "--node", "there") as engine:
+        asyncio.run(run(engine.url))

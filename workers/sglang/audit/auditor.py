@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from storage.run import CaptureSpec
 from storage.sample import Check, SpoolRef, States
 from storage.tokens import Tokens
 from workers.sglang.attempt import Context, ask_with_states
+from workers.sglang.audit.at_hand import at_hand, discard
 from workers.sglang.audit.checkpoint import CheckpointError
 from workers.sglang.audit.measuring import Measured, measure
 from workers.sglang.audit.output_head import OutputHead, find_head
@@ -123,9 +125,6 @@ class Auditor:
         context: Context,
     ) -> None:
         """Fill in what can be had; raises `EyasError` where it ends early."""
-        if states.spool.node != context.spool.node:
-            figures.skipped.append("the states lie on another machine")
-            return
         count = min(POSITIONS, len(tokens) - 1)
         reply, again = await ask_with_states(
             capture_body(tokens, logprobs=count),
@@ -138,37 +137,46 @@ class Auditor:
         )
         try:
             figures.server_logprobs = _logprobs(reply, tokens, count, figures)
-            async with self._computing:
+            async with (
+                self._computing,
+                at_hand(states.spool, url, context) as first,
+                at_hand(again.ref, url, context) as second,
+            ):
                 await asyncio.to_thread(
-                    self._compute, figures, states, again.ref, tokens, capture, context, count
+                    self._compute, figures, first, second, tokens, capture, context, url, count
                 )
         finally:
-            context.spool.delete(again.ref)
+            await discard(again.ref, url, context)
 
     def _compute(
         self,
         figures: _Figures,
-        states: States,
-        again: SpoolRef,
+        first: SpoolRef,
+        second: SpoolRef,
         tokens: Tokens,
         capture: CaptureSpec,
         context: Context,
+        url: str,
         count: int,
     ) -> None:
         """Runs in a thread."""
         final = len(capture.hs_indices) - 1 if capture.norm == "post" else None
-        head = self._head(context.view.run.spec.model, figures) if final is not None else None
+        head = None
         if final is None:
             figures.skipped.append("output head: the capture has no final state behind the norm")
-        if head is not None and head.hidden_size != states.spool.shape[2]:
+        else:
+            # On a server's own machine its model may be a folder, where the run says a hub id.
+            names = (context.view.run.spec.model, context.facts_of(url).model)
+            head = self._head(names, figures)
+        if head is not None and head.hidden_size != first.shape[2]:
             figures.skipped.append(f"output head: it takes {head.hidden_size} values")
             head = None
         # The state of a token gives the next one's log-probability.
         last = len(tokens) - 1
         figures.measured = found = measure(
             context.spool,
-            states.spool,
-            again,
+            first,
+            second,
             final=final,
             norm=None if head is None else head.norm,
             tail=slice(last - count, last),
@@ -179,16 +187,20 @@ class Auditor:
             except (OSError, ValueError) as error:
                 figures.skipped.append(f"output head: {error}")
 
-    def _head(self, model: str, figures: _Figures) -> OutputHead | None:
-        if model not in self._heads:
-            try:
-                self._heads[model] = find_head(model)
-            except CheckpointError as error:
-                self._heads[model] = f"output head of `{model}`: {error}"
-        found = self._heads[model]
-        if isinstance(found, OutputHead):
-            return found
-        figures.skipped.append(found)
+    def _head(self, names: Sequence[str], figures: _Figures) -> OutputHead | None:
+        """Of the first of these names of the model whose files are here."""
+        reasons = []
+        for model in dict.fromkeys(names):
+            if model not in self._heads:
+                try:
+                    self._heads[model] = find_head(model)
+                except CheckpointError as error:
+                    self._heads[model] = f"output head of `{model}`: {error}"
+            found = self._heads[model]
+            if isinstance(found, OutputHead):
+                return found
+            reasons.append(found)
+        figures.skipped += reasons
         return None
 
 
@@ -202,8 +214,7 @@ async def checked(states: States, tokens: Tokens, url: str, context: Context) ->
     try:
         check = await context.auditor.check(states, tokens, url, context)
     except BaseException:
-        if states.spool.node == context.spool.node:
-            context.spool.delete(states.spool)
+        await discard(states.spool, url, context)
         raise
     return states if check is None else replace(states, check=check)
 

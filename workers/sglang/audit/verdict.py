@@ -18,8 +18,8 @@ batch: by 0.013 at most on a real SGLang over 8 layers, decoded or prefilled, al
 times that in a deep model, or where a router sends a token to another expert. The row of another request
 differs by 1.4, as two directions do that have nothing in common; the next token's by 0.6 to 1.1."""
 TYPICAL_ERROR = 0.1
-"""The same, median over a layer's rows: 0.008 there. A few rows may be unlucky, never half of them; the states
-of the layer before or after, or before the norm instead of after it, differ in all."""
+"""The same, median over a layer's rows: 0.008 there. A few rows may be unlucky, never half of them; states of
+the layer before or after, or from before the norm instead of behind it, differ in all."""
 RMS_ERROR = 0.05
 """How far the root mean square of final state ÷ norm weight may be from 1. The norm makes it 1 but for
 its epsilon; bf16 rounds each value by at most 0.4 %, and a row's average by far less."""
