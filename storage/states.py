@@ -17,15 +17,22 @@ from storage.errors import SpoolLostError
 from storage.sample import SpoolRef, States
 from storage.segment import Segment, Staging
 from storage.shard import ShardWriter
-from storage.spool import BUFFER_BYTES, Spool
+from storage.spool import BUFFER_BYTES, Spool, ValueCheck, check_values
 
 
 class SamplesLostError(SpoolLostError):
-    """Which of a batch do not match their checksums: it is written again without them."""
+    """Which of a batch cannot be stored: it is written again without them."""
 
-    def __init__(self, lost: Sequence[States]) -> None:
-        super().__init__(f"`{len(lost)}` spool files do not match their checksums", code="spool.lost")
+    def __init__(self, lost: Sequence[States], unfit: Sequence[tuple[States, str]]) -> None:
+        super().__init__(f"`{len(lost) + len(unfit)}` spool files cannot be stored", code="spool.lost")
         self.lost = tuple(lost)
+        """Those that do not match their checksums."""
+        self.unfit = tuple(unfit)
+        """Those whose values no forward pass gives, each with its code."""
+
+
+class _UnfitError(SpoolLostError):
+    """Values that no forward pass gives."""
 
 
 def alike(states: States) -> tuple[object, ...]:
@@ -36,26 +43,29 @@ def alike(states: States) -> tuple[object, ...]:
 def stage_states(staging: Staging, batch: Sequence[States], spool: Spool) -> None:
     """Stream the samples, all `alike`, into a staging folder, complete and durable.
 
-    Each tensor is read once, straight into the chunk that is encoded, and checked at its end.
-    Raises `SamplesLostError` for all that are lost or damaged; nothing of this staging folder may
-    be committed then. After the first of them nothing more is written, only checked.
+    Each tensor is read once, straight into the chunk that is encoded, and checked as it passes: a
+    lane sees only the values in its own node's spool. Raises `SamplesLostError` for all that are
+    lost, damaged or unfit; nothing of this staging folder may be committed then. After the first
+    of them nothing more is written, only checked.
     """
     layers, hidden = batch[0].spool.shape[1:]
     lengths = [states.spool.shape[0] for states in batch]
     facts, facts_place = numbered([states.facts_id for states in batch])
     lost: list[States] = []
+    unfit: list[tuple[States, str]] = []
     with staging.stream("states", (sum(lengths), layers, hidden)) as writer:
         for states in batch:
             try:
-                if lost:
-                    for _ in spool.blocks(states.spool):
-                        pass
+                if lost or unfit:
+                    _refuse_unfit(spool.check_values(states.spool), states.spool)
                 else:
                     _fill(writer, states.spool, spool)
+            except _UnfitError as error:
+                unfit.append((states, error.code))
             except SpoolLostError:
                 lost.append(states)
-        if lost:
-            raise SamplesLostError(lost)
+        if lost or unfit:
+            raise SamplesLostError(lost, unfit)
         writer.close()
     staging.plain("id", ids_array([states.id for states in batch]))
     staging.plain("digest", ids_array([states.digest for states in batch]))
@@ -93,14 +103,25 @@ def split_readable(batch: Sequence[States], spool: Spool) -> tuple[list[States],
 def _fill(writer: ShardWriter, ref: SpoolRef, spool: Spool) -> None:
     """Read one tensor into the writer's chunks; raises `SpoolLostError`."""
     left, layers, hidden = ref.shape
+    non_finite = zero_rows = 0
     block = max(1, BUFFER_BYTES // (layers * hidden * 2))
     with spool.reader(ref) as reader:
         while left:
             rows = writer.room(min(left, block))
             reader.readinto(rows)
+            found = check_values(rows)
+            non_finite += found.non_finite
+            zero_rows += found.zero_rows
             writer.advance(len(rows))
             left -= len(rows)
         reader.check()
+    _refuse_unfit(ValueCheck(rows=ref.shape[0], non_finite=non_finite, zero_rows=zero_rows), ref)
+
+
+def _refuse_unfit(found: ValueCheck, ref: SpoolRef) -> None:
+    if not found.ok:
+        code = "states.not_finite" if found.non_finite else "states.zero"
+        raise _UnfitError(f"spool file `{ref.name}`: {found}", code=code)
 
 
 class StatesColumns:

@@ -29,6 +29,8 @@ class StatesCommit:
     stored: tuple[States, ...]
     lost: tuple[States, ...]
     """Gone from the spool or damaged there: to be captured again."""
+    unfit: tuple[tuple[States, str], ...]
+    """Of values that no forward pass gives, each with its code: to be captured again, and at last refused."""
     duplicate: tuple[States, ...]
     """Stored already, by whomever, or twice in the batch."""
 
@@ -56,6 +58,7 @@ class StatesSegments:
         """Commit those that are not stored, in one segment for all that are alike."""
         stored: list[States] = []
         lost: list[States] = []
+        unfit: list[tuple[States, str]] = []
         duplicate: list[States] = []
         groups: dict[tuple[object, ...], list[States]] = {}
         for states in batch:
@@ -78,12 +81,15 @@ class StatesSegments:
                     # Rows of theirs are in the staging folder already: all is written once more
                     # without any of them. A whole reading beforehand would cost every batch.
                     lost += error.lost
-                    gone = {states.spool.name for states in error.lost}
+                    unfit += error.unfit
+                    gone = {s.spool.name for s in (*error.lost, *(s for s, _ in error.unfit))}
                     readable = [states for states in readable if states.spool.name not in gone]
                 else:
                     stored += readable
                     break
-        return StatesCommit(stored=tuple(stored), lost=tuple(lost), duplicate=tuple(duplicate))
+        return StatesCommit(
+            stored=tuple(stored), lost=tuple(lost), unfit=tuple(unfit), duplicate=tuple(duplicate)
+        )
 
     def _commit_alike(self, batch: Sequence[States], spool: Spool) -> None:
         capture = batch[0].capture

@@ -264,6 +264,23 @@ def test_states_lost_in_the_spool_do_not_cost_the_others(store: Store, spool: Sp
     assert list((store.path / ".staging").iterdir()) == []
 
 
+@pytest.mark.parametrize(("value", "code"), [(0x7FC0, "states.not_finite"), (0, "states.zero")])
+def test_states_no_forward_pass_gives_are_not_stored_and_do_not_cost_the_others(
+    store: Store, spool: Spool, value: int, code: str
+):
+    responses = [make_response(prompt) for prompt in make_prompts(6)]
+    batch = [make_states(response, spool) for response in responses]
+    for at in (2, 4):
+        tensor = tensor_of(responses[at])
+        tensor[1, 1] = value
+        batch[at] = make_states(responses[at], spool, tensor)
+    done = store.commit_states(batch, spool)
+    assert set(done.unfit) == {(batch[2], code), (batch[4], code)}
+    assert len(done.stored) == 4
+    assert done.lost == ()
+    assert list((store.path / ".staging").iterdir()) == []
+
+
 def test_states_of_other_layers_or_facts_are_kept_apart_or_named(store: Store, spool: Spool):
     responses = [make_response(prompt) for prompt in make_prompts(4)]
     batch = [make_states(response, spool, facts_id=f"f{at % 2}") for at, response in enumerate(responses)]

@@ -7,6 +7,7 @@ message comes again, and states whose response is not committed yet belong to no
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -66,6 +67,8 @@ class Tally:
     """Results that were stored already."""
     lost: int = 0
     """States that were gone from the spool: nothing stored."""
+    unfit: int = 0
+    """States of values that no forward pass gives: nothing stored, captured again."""
     refused: int = 0
     """Results made dead letters here."""
     state_bytes: int = 0
@@ -79,6 +82,8 @@ class Sink:
     def __init__(self, *, store: Store, spool: Spool, redis: Redis, host: Host) -> None:
         self._store, self._spool, self._redis, self._host = store, spool, redis, host
         self._facts_known: set[str] = set()
+        self._unfit: Counter[tuple[bytes, bytes]] = Counter()
+        """How often the states of a response were unfit: it is not known who made them."""
         self._lost_batches = 0
         """In a row, with not one state stored: the spool is at fault, no sample is."""
 
@@ -142,7 +147,7 @@ class Sink:
                     logger.warning("spool.undeleted name=%s error=%r", states.spool.name, str(error))
 
     def _commit_states(self, batch: Sequence[States], tally: Tally, failures: list[Failure]) -> set[str]:
-        """Names of the spool files that were gone; the rest is stored or among `failures`."""
+        """Names of the spool files that were gone or unfit; the rest is stored or among `failures`."""
         lost: set[str] = set()
 
         def commit(part: Sequence[States]) -> int:
@@ -153,6 +158,17 @@ class Sink:
             tally.duplicates += len(done.duplicate)
             tally.lost += len(done.lost)
             lost.update(s.spool.name for s in done.lost)
+            for states, code in done.unfit:
+                self._unfit[states.id, states.digest] += 1
+                tries = self._unfit[states.id, states.digest]
+                logger.warning("states.unfit id=%s code=%s tries=%d", states.id.hex(), code, tries)
+                if tries < TRIES:
+                    lost.add(states.spool.name)
+                    tally.unfit += 1
+                    continue
+                del self._unfit[states.id, states.digest]
+                failures.append(states_failure(states, code, "found as they were stored", attempts=tries))
+                tally.refused += 1
             return len(done.stored)
 
         def refuse(states: States, error: Exception) -> None:
@@ -189,10 +205,10 @@ class Sink:
         for result in results:
             states = states_of(result)
             assert states is not None
-            logger.warning("spool.lost name=%s", states.spool.name)
+            logger.warning("states.again name=%s", states.spool.name)
             stage = Stage.GENERATE if isinstance(result, Responded) else Stage.CAPTURE
             fields.append(window_field(states.id, stage))
-        if not tally.states:
+        if tally.lost and not tally.states:
             wait_s = LOST_WAITS_S[min(self._lost_batches, len(LOST_WAITS_S) - 1)]
             self._lost_batches += 1
             if wait_s:

@@ -130,6 +130,23 @@ def test_states_lost_again_and_again_are_never_a_dead_letter_and_the_sink_says_w
     assert list(bench.store.failures()) == []
 
 
+def test_unfit_states_are_captured_again_and_at_the_third_time_a_dead_letter(bench: Bench) -> None:
+    response = make_response(make_prompts("B1", 1)[0])
+    bench.commit(Responded(run=bench.run, response=response))
+    for times in (1, 2, 3):
+        values = make_values(response)
+        values[0, 1] = 0  # what a lane of another node cannot see
+        states = make_states(bench.spool, response)
+        states = dataclasses.replace(states, spool=bench.spool.write(states.spool.name, values))
+        bench.client.hset(WINDOW, window_field(response.id, Stage.CAPTURE), "B1")
+        tally = bench.commit(Captured(run=bench.run, states=states))
+        assert (tally.states, tally.lost) == (0, 0)
+        assert bench.outcomes()[0] == (Outcome.RESPONDED if times < 3 else Outcome.DEAD)
+        assert bench.client.hlen(WINDOW) == (0 if times < 3 else 1)
+    (failure,) = bench.store.failures()
+    assert (failure.code, failure.attempts, failure.stage) == ("states.zero", 3, Stage.CAPTURE)
+
+
 def test_inline_states_are_committed_before_their_response(
     tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost
 ) -> None:
