@@ -181,9 +181,9 @@ def _state_folder() -> Iterator[StateFolder]:
         error.hint = f"less {kept}/*.log"
         raise
     finally:
-        # a second Ctrl-C would leave behind what the first was to stop
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # A second Ctrl-C is at once: the supervisor takes the rest down when we, its owner, are gone.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         say("stopping everything")
         take_down(folder)
         shutil.rmtree(folder.path, ignore_errors=True)

@@ -11,7 +11,7 @@ from producer.machine.services import Request
 from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
 from workers.broker.queues import Lane
-from workers.config import load_config, state_dir
+from workers.config import load_config, load_grace_s, state_dir
 
 
 def running_here(redis_url: str, node: str) -> frozenset[str]:
@@ -100,6 +100,7 @@ def command(
     """
     folder = StateFolder(state_dir())
     config = load_config()
+    load_grace_s()  # wrong, it would fail in every worker
     own_spool = engine and not os.environ.get("EYAS_SPOOL_DIR")
     request = Request(
         redis_url=redis_url,

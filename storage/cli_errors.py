@@ -5,9 +5,13 @@
 """
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
 import click
@@ -28,7 +32,8 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="replace")
     try:
-        status = command.main(args=arguments, prog_name=name, standalone_mode=False)
+        with _ended_by_signals():
+            status = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
@@ -42,6 +47,29 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
     except Exception as error:  # the outermost edge of the process
         return print_error(error)
     return status if isinstance(status, int) else 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that nothing temporary stays behind; a second signal
+    of either kind ends it at once.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only there signals may be set
+        yield
+        return
+    before = [signal.signal(each, interrupt) for each in numbers]
+    try:
+        yield
+    finally:
+        for each, handler in zip(numbers, before, strict=True):
+            signal.signal(each, handler)
 
 
 def print_error(error: Exception, stream: TextIO | None = None) -> int:

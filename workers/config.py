@@ -22,6 +22,9 @@ from storage.json_records import parse_json
 from storage.suggest import did_you_mean
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+GRACE_S = 10
+"""Calls that take minutes are not worth waiting for: they are made again."""
+MOST_GRACE_S = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,25 @@ def load_config(environ: Mapping[str, str] = os.environ, folder: Path = Path()) 
         spool_max_bytes=_gigabytes(value("spool_max_gb") or "64"),
         server_api_key=value("server_api_key"),
     )
+
+
+def load_grace_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Seconds from SIGTERM until a worker is gone: `EYAS_GRACE_S`.
+
+    Raises `UsageError` for what is no such number.
+    """
+    text = environ.get("EYAS_GRACE_S") or str(GRACE_S)
+    try:
+        grace_s = float(text)
+    except ValueError:
+        grace_s = math.nan
+    if not 1 <= grace_s <= MOST_GRACE_S:
+        raise UsageError(
+            f"EYAS_GRACE_S `{text}` is no number of seconds from 1 to {MOST_GRACE_S}",
+            code="settings.value",
+            hint=f"unset EYAS_GRACE_S, for {GRACE_S} s",
+        )
+    return grace_s
 
 
 def default_spool_dir() -> Path:

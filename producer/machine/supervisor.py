@@ -22,7 +22,7 @@ from producer.machine.processes import MARK, identity, is_alive, kill_group, mar
 from producer.machine.ready import is_ready
 from producer.machine.up_state import Plan, ServiceReport, StateFolder, UpState
 from storage.errors import DamagedError
-from workers.config import default_spool_dir
+from workers.config import default_spool_dir, load_grace_s
 
 TICK_S = 0.25
 """Between two looks at what is not ready yet."""
@@ -37,8 +37,10 @@ DEATHS_AT_START = 5
 it has failed to start; `up` would wait for ever."""
 READY_WITHIN_S = 120.0
 """After this a service that is not ready has failed to start."""
-GRACE_S = (25.0, 10.0, 15.0)
-"""For each stage of stopping, what SIGTERM gets before SIGKILL: lanes and sink, engine, Redis."""
+GRACE_S = 10.0
+"""What SIGTERM gets before SIGKILL, in each stage of stopping but the first: engine, Redis."""
+WORKERS_MORE_S = 5.0
+"""In the first, lanes and sink end by themselves within their own grace; then so much later."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Supervisor:
     plan: Plan
     state: UpState
     children: dict[str, Child] = field(default_factory=dict)
+    grace_s: float = field(default_factory=load_grace_s)
+    """The workers' own."""
     stopping: bool = False
     reload: bool = False
     wakes: int = -1
@@ -77,10 +81,9 @@ class Supervisor:
         try:
             self.plan = self.folder.read_plan()
         except DamagedError as error:
-            # what runs goes on; whoever asked waits for its plan's number and says that it did not come
             _log("plan not read", error=error.message)
-            return
-        self._add_services()
+        else:
+            self._add_services()
 
     def _listen(self) -> None:
         def stop(number: int, frame: FrameType | None) -> None:
@@ -181,8 +184,7 @@ class Supervisor:
                 _log("ready", service=child.service.name, after_s=child.report.ready_s)
             elif age_s > READY_WITHIN_S:
                 if child.was_ready:
-                    # it came up once: hung on its way back, so once more
-                    kill_group(child.process.pid)
+                    kill_group(child.process.pid)  # hung on its way back: once more
                 else:
                     self._failed(child, f"was not ready within {READY_WITHIN_S:.0f} s")
 
@@ -221,11 +223,9 @@ class Supervisor:
     def _stop_all(self) -> None:
         """Stops stage by stage, what calls before what is called, so that calls go back to a living queue."""
         failed = self.state.phase == "failed"
-        if not failed:
-            self.state.phase = "stopping"
+        self.state.phase = "failed" if failed else "stopping"
         self._write()
-        _log("stopping")
-        for stage, grace_s in enumerate(GRACE_S):
+        for stage, grace_s in enumerate((self.grace_s + WORKERS_MORE_S, GRACE_S, GRACE_S)):
             self._stop([c for c in self.children.values() if c.service.stops == stage], grace_s)
         # whatever left its session: found by the mark that children inherit
         for pid in marked(self.state.token):
@@ -278,8 +278,8 @@ class Supervisor:
 
 
 def _log(event: str, **facts: object) -> None:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S")
     with suppress(OSError):  # the log's disk may be full
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S")
         print(moment, event, *(f"{k}={v}" for k, v in facts.items()), file=sys.stderr, flush=True)  # noqa: T201
 
 

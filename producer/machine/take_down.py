@@ -7,10 +7,11 @@ from producer.machine.processes import end_all, identity, is_alive, is_superviso
 from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
 from storage.errors import UnavailableError
+from workers.config import load_grace_s
 
 LOOK_S = 0.05
-SUPERVISOR_S = 60.0
-"""More than the sum of the supervisor's own graces; after it everything is killed."""
+SUPERVISOR_S = 50.0
+"""More than the supervisor's own graces but the workers'; after both everything is killed."""
 SAY_S = 3.0
 ORPHANS_S = 20.0
 """What processes without a supervisor get to end by themselves."""
@@ -28,7 +29,7 @@ def take_down(folder: StateFolder) -> bool:
         clean_up(folder, state)
         return True
     send(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + SUPERVISOR_S
+    deadline = time.monotonic() + SUPERVISOR_S + load_grace_s()
     say_at = time.monotonic() + SAY_S
     while state.is_running():
         if time.monotonic() > say_at:
@@ -57,7 +58,7 @@ def end_strays(folder: StateFolder) -> bool:
     ]
     for supervisor in supervisors:
         send(supervisor.pid, signal.SIGTERM)
-    deadline = time.monotonic() + SUPERVISOR_S
+    deadline = time.monotonic() + SUPERVISOR_S + load_grace_s()
     while any(map(is_alive, supervisors)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     for token in strays:

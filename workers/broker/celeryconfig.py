@@ -14,9 +14,12 @@ from kombu import Exchange, Queue
 
 from storage.errors import UsageError
 from workers.broker.queues import all_queues
+from workers.config import load_grace_s
 
 TIMING_VARIABLE = "EYAS_INTERNAL_TIMING"
 """JSON of `Timing` fields. For tests only: all processes on one database must agree."""
+DRAIN_SHARE = 0.7
+"""Of the grace, what calls get to end by themselves; the rest is for giving messages back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +38,23 @@ class Timing:
     slots_s: float = 30
     """How long a grant of slots outlives its process. Shorter than `visibility_s`: by then its
     calls have ended, because its server saw the connection close."""
-    drain_s: float = 10
+    drain_s: float = 7
     """How long calls may go on after SIGTERM before they are cancelled."""
-    exit_s: float = 5
+    exit_s: float = 3
     """How long giving messages back may take after that, before the process ends anyway."""
     settle_s: float = 60
     """Age at which what crashes left in spool and staging goes once the run is finished."""
 
 
 def load_timing(environ: Mapping[str, str] = os.environ) -> Timing:
-    """The times, with those that a test overrides.
+    """The times, with those that the user or a test overrides.
 
-    Raises `UsageError` for anything that is not a JSON object of `Timing` fields.
+    Raises `UsageError` for a grace that is none, and anything that is not a JSON object of `Timing` fields.
     """
     text = environ.get(TIMING_VARIABLE)
     if not text:
-        return Timing()
+        grace_s = load_grace_s(environ)
+        return Timing(drain_s=DRAIN_SHARE * grace_s, exit_s=(1 - DRAIN_SHARE) * grace_s)
     try:
         return Timing(**{name: float(value) for name, value in json.loads(text).items()})
     except (TypeError, ValueError, AttributeError) as error:

@@ -6,6 +6,9 @@ ended. Here Celery goes on running meanwhile and is only told to stop once nothi
     first SIGTERM or SIGINT   take nothing more; calls may end within the grace, then are cancelled
     second, or SIGQUIT        cancel now
     third                     end now; Redis gives the messages to others when their lease is old
+
+However it goes, the process is gone when `grace_s` and `exit_s` are over: a thread that waits for a
+Redis that is away, or a commit on a slow disk, would keep it for as long as that takes.
 """
 
 import logging
@@ -66,11 +69,11 @@ class Drain:
         if self._told:
             return False
         self._told = 1
+        self._end_in(self._grace_s + self._exit_s)
         self._work.drain()
         self._wait_until_idle(self._grace_s, lambda: len(state.reserved_requests))
         self._work.cancel()
         self._wait_until_idle(self._exit_s, lambda: len(state.reserved_requests))
-        self._end_in_time()
         return True
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -79,7 +82,9 @@ class Drain:
             os._exit(1)
         if self._told == 2 or number == signal.SIGQUIT:
             self._hurry.set()
+            self._end_in(self._exit_s)
         if self._told == 1:
+            self._end_in(self._grace_s + self._exit_s)
             threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:
@@ -92,7 +97,6 @@ class Drain:
         self._hurry.clear()
         self._wait_until_idle(self._exit_s, lambda: len(state.reserved_requests) + self._held())
         logger.info("drain.done cancelled=%d held=%d", cancelled, self._held())
-        self._end_in_time()
         state.should_stop = os.EX_OK
         self._wake()
 
@@ -101,8 +105,8 @@ class Drain:
         while time.monotonic() < deadline and not self._hurry.is_set() and busy():
             time.sleep(LOOK_S)
 
-    def _end_in_time(self) -> None:
-        """A thread that waits for a Redis that is away would keep the process for ever."""
-        timer = threading.Timer(self._exit_s, os._exit, args=(os.EX_OK,))
+    def _end_in(self, seconds: float) -> None:
+        """End anyway; what is not given back then is given to others when its lease is old."""
+        timer = threading.Timer(seconds, os._exit, args=(os.EX_OK,))
         timer.daemon = True
         timer.start()

@@ -101,7 +101,7 @@ class Worker(CeleryWorker):  # type: ignore[misc]
             held=(lambda: len(self.app.lease.held())) if self.lane is not None else (lambda: 0),
             wake=self._wake,
             grace_s=timing.drain_s,
-            exit_s=timing.exit_s if self.lane is not None else SINK_EXIT_S,
+            exit_s=timing.exit_s,
         )
         self.drain.install()
 
@@ -130,10 +130,6 @@ class Worker(CeleryWorker):  # type: ignore[misc]
                 code="worker.concurrency",
                 hint="use `-c 1`, or leave it out",
             )
-
-
-SINK_EXIT_S = 30.0
-"""How long a sink may take to end: a commit that is under way is finished (`step.STOP_S`)."""
 
 
 class EndStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -27,9 +27,6 @@ from workers.sink.process import SinkProcess
 
 logger = logging.getLogger(__name__)
 
-STOP_S = 20.0
-"""How long a commit that is under way may take when the process is told to end."""
-
 
 @dataclass(slots=True, eq=False)
 class Delivery:
@@ -98,7 +95,8 @@ class SinkStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self.connection += 1
             self.process.batcher.drop()
             return
-        self.process.stop(STOP_S)
+        # A commit that is under way may end in this time; cut off, it is made again by whoever is next.
+        self.process.stop(consumer.app.timing.drain_s)
         self._acknowledge_settled()
 
     terminate = stop
