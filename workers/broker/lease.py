@@ -14,9 +14,13 @@ from typing import Any
 from redis import Redis, RedisError
 
 from workers.broker.keys import UNACKED_INDEX
-from workers.broker.kombu_private import unsettled
+from workers.broker.kombu_private import tell_time, unsettled
+from workers.broker.redis_clock import RedisClock
 
 logger = logging.getLogger(__name__)
+
+AHEAD_S = 10.0
+"""A lease that began so far in the future is of a clock that was wrong: it counts from now."""
 
 
 class Lease:
@@ -25,6 +29,7 @@ class Lease:
     def __init__(self, redis: Redis, renew_s: float) -> None:
         self._redis = redis
         self._renew_s = renew_s
+        self._clock = RedisClock()
         self._qos: Any = None
         self._carried: Sequence[str] = ()
         self._thread: threading.Thread | None = None
@@ -32,6 +37,7 @@ class Lease:
     def watch(self, qos: Any) -> None:
         """Renew what this kombu `QoS` holds from now on; a reconnect brings another."""
         self._qos, self._carried = qos, ()
+        tell_time(self._clock.now)
         if self._thread is None:
             self._thread = threading.Thread(target=self._renew_on, name="lease", daemon=True)
             self._thread.start()
@@ -53,16 +59,16 @@ class Lease:
         Only times that are there are set (`XX`): a message that was acknowledged meanwhile must
         not come back.
         """
-        tags = self.held()
-        if tags:
-            now = time.time()
-            self._redis.zadd(UNACKED_INDEX, dict.fromkeys(tags, now), xx=True)
+        self._clock.follow(self._redis)
+        now, tags = self._clock.now(), self.held()
+        wrong = self._redis.zrangebyscore(UNACKED_INDEX, now + AHEAD_S, "+inf")
+        if renewed := dict.fromkeys([*tags, *wrong], now):
+            self._redis.zadd(UNACKED_INDEX, renewed, xx=True)
         return len(tags)
 
     def _renew_on(self) -> None:
         waiting = False
         while True:
-            time.sleep(self._renew_s)
             try:
                 self.renew()
                 waiting = False
@@ -73,3 +79,4 @@ class Lease:
             # The edge of the thread: without it every message would run again and again.
             except Exception:
                 logger.exception("lease failed")
+            time.sleep(self._renew_s)
