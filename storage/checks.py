@@ -6,7 +6,7 @@ sample is checked is no matter of the store.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from storage.json_records import read_record
@@ -86,14 +86,26 @@ def checks_of(batch: Iterable[States]) -> list[dict[str, Any]]:
     ]
 
 
+def bounded(check: Check) -> Check:
+    """The check with its texts cut so that `read_check` takes it: what it says names paths and servers."""
+    return replace(
+        check,
+        server=check.server[:MAX_CHARACTERS],
+        skipped=tuple(reason[:MAX_CHARACTERS] for reason in check.skipped[:MAX_TEXTS]),
+        alarms=tuple(
+            replace(alarm, message=alarm.message[: MAX_CHARACTERS - len(alarm.code)])
+            for alarm in check.alarms[:MAX_TEXTS]
+        ),
+    )
+
+
 def read_check(content: Any) -> Check:
     """The check in this map; keys of other versions are ignored.
 
     Raises `ValueError` for what is none, or too large to be one.
     """
     check = read_record(Check, content, extra="ignored")
-    texts = [check.server, *check.skipped, *(f"{alarm.code}{alarm.message}" for alarm in check.alarms)]
-    if len(texts) > 2 * MAX_TEXTS or max(map(len, texts)) > MAX_CHARACTERS:
+    if bounded(check) != check:
         raise ValueError("a check of that size is none of ours")
     return check
 

@@ -13,7 +13,7 @@ from store_making import CAPTURE, add_all, make_prompts, make_response, make_sta
 import storage
 from storage.catalog import Catalog
 from storage.check_log import CheckLog, read_checks
-from storage.checks import MAX_CHARACTERS, read_check, summarize
+from storage.checks import MAX_CHARACTERS, MAX_TEXTS, bounded, read_check, summarize
 from storage.compact import compact
 from storage.progress import Progress
 from storage.sample import Alarm, Check, States
@@ -156,6 +156,17 @@ def test_a_store_without_checks_says_nothing_of_them(tmp_path: Path) -> None:
 def test_what_is_no_check_is_refused(content: object) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         read_check(content)
+
+
+def test_whatever_a_check_says_it_can_be_read_again() -> None:
+    long = "x" * 10_000
+    wordy = replace(
+        BAD, server=long, skipped=(long,) * 50, alarms=(replace(ALARM, message=long),) * (MAX_TEXTS + 1)
+    )
+    with pytest.raises(ValueError, match="size"):
+        read_check(asdict(wordy))
+    kept = read_check(asdict(bounded(wordy)))
+    assert (kept.worst_error, kept.alarms[0].code, len(kept.alarms)) == (1.4, "states.row", MAX_TEXTS)
 
 
 def test_keys_of_a_later_version_are_passed_over() -> None:

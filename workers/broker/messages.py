@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from storage.checks import read_check
-from storage.sample import Failure, Finish, Response, Span, SpoolRef, Stage, States, Timings
+from storage.sample import Check, Failure, Finish, Response, Span, SpoolRef, Stage, States, Timings
 from storage.tokens import Tokens
 from workers.broker.message_fields import MessageError as MessageError
 from workers.broker.message_fields import (
@@ -251,6 +251,14 @@ def _pack_states(states: States) -> dict[str, Any]:
     return body | {"spool": (spool.node, spool.name, spool.shape, spool.crc32)}
 
 
+def _unpack_check(content: Any) -> Check | None:
+    """None also for what cannot be read: states are no worse for want of their check."""
+    try:
+        return None if content is None else read_check(content)
+    except ValueError:
+        return None
+
+
 def _unpack_states(body: dict[str, Any]) -> States:
     node, name, (t, layers, hidden), crc32 = body["spool"]
     shape = (read_count(t), read_count(layers), read_count(hidden))
@@ -267,6 +275,6 @@ def _unpack_states(body: dict[str, Any]) -> States:
             ),
             "hs_indices": tuple(read_count(i) for i in body["hs_indices"]),
             **{name: read_text(body[name]) for name in ("dataset", "capture", "facts_id", "norm")},
-            "check": read_check(body["check"]) if body.get("check") is not None else None,
+            "check": _unpack_check(body.get("check")),
         }
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.checks import MAX_CHARACTERS
+from storage.checks import bounded
 from storage.errors import EyasError
 from storage.run import CaptureSpec
 from storage.sample import Check, SpoolRef, States
@@ -99,15 +99,16 @@ class Auditor:
         if figures.measured is None:
             self._checked.discard(server)
         vocab_size = context.vocab_size(url) if url in context.facts else context.view.run.spec.vocab_size
-        check = judged(
+        judgement = judged(
             url,
             hs_indices=capture.hs_indices,
             measured=figures.measured,
             server_logprobs=figures.server_logprobs,
             own_logprobs=figures.own_logprobs,
             vocab_size=vocab_size,
-            skipped=[reason[:MAX_CHARACTERS] for reason in figures.skipped],
+            skipped=figures.skipped,
         )
+        check = bounded(judgement)
         for alarm in check.alarms:
             logger.warning(
                 "check.alarm code=%s value=%.4g limit=%.4g id=%s server=%s says=%r",

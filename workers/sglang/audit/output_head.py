@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workers.sglang.audit.checkpoint import CheckpointError, Tensor, find_tensor, read_config
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 16 << 20
 """Float32 bytes of the head's rows that are held at once."""
 PREFIXES = ("", "language_model.", "model.language_model.")
 """Of the text part's tensors; the latter two where a model has a vision part too."""
