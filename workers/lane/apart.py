@@ -1,8 +1,8 @@
 """Where one suspect is run, and how many more of them a process takes: `marks.py` says who is one.
 
-Suspects of one server's death lie together at the end of the queue that is served next, and none of
-them needs a slot. So a process that has one takes more of them while its lane has no slots, until it
-meets an order that is none.
+Suspects of one server's death lie together in the queue, since their calls went back to it at once,
+and none of them needs a slot. So a process that has one takes more of them while its lane has no
+slots, until it meets an order that is none.
 """
 
 import threading

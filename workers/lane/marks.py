@@ -29,6 +29,29 @@ KEPT_S = 7 * 86_400
 """Marks of orders that nobody wants any more go after so long without another death."""
 
 
+# Values are "deaths company alone". Decided for all of one death at once, while they are all there:
+# the company of the last must not be smaller than that of the first.
+DECIDE = """
+local deaths, alike = tonumber(ARGV[2]), 0
+local raw, undecided = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #raw, 2 do
+  local died, company, alone = string.match(raw[i + 1], '^(%d+) (%d+) (%d+)$')
+  if died and tonumber(died) >= deaths then
+    alike = alike + 1
+    if tonumber(died) == deaths then
+      if raw[i] == ARGV[1] and tonumber(company) > 0 then return tonumber(company) end
+      if company == '0' then undecided[#undecided + 1] = {raw[i], alone} end
+    end
+  end
+end
+local company = math.max(1, math.floor(alike / tonumber(ARGV[3])))
+for _, one in ipairs(undecided) do
+  redis.call('HSET', KEYS[1], one[1], string.format('%d %d %s', deaths, company, one[2]))
+end
+return company
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """One order's record."""
@@ -61,6 +84,7 @@ class Marks:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._decide = redis.register_script(DECIDE)
 
     def read(self, key: str) -> Mark:
         """The order's mark."""
@@ -78,15 +102,12 @@ class Marks:
             pipe.execute()
 
     def with_company(self, key: str, mark: Mark) -> Mark:
-        """The suspect's mark with its company decided, once a death: a part of those marked as often."""
+        """The suspect's mark with its company decided: a part of those marked as often."""
         if mark.company:
             return mark
-        alike = 1
         with contextlib.suppress(RedisError, OSError):
-            alike = sum(_read(text).deaths >= mark.deaths for text in self._redis.hvals(MARKS))
-        decided = replace(mark, company=max(1, alike // PARTS))
-        self.write(key, decided)
-        return decided
+            return replace(mark, company=int(self._decide(keys=[MARKS], args=[key, mark.deaths, PARTS])))
+        return replace(mark, company=1)
 
     def clear(self, key: str) -> None:
         """The order has its result."""
