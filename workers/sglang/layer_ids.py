@@ -21,14 +21,17 @@ INDICES_UNLESS_FIRST_IS_ONE = frozenset(
 """Architectures that take the list as hidden-state indices, except one that begins with 1."""
 INDICES_IF_LAST_IS_N = frozenset({"GptOssForCausalLM"})
 """Architectures that take the list as indices when its greatest is the number of blocks."""
+DEFAULT_IS_SHIFTED = frozenset({"MiniMaxM3SparseForConditionalGeneration"})
+"""Architectures whose default is one layer above EAGLE-3's."""
 
 AUXILIARY = "--enable-return-aux-hidden-states --speculative-algorithm EAGLE3"
 """Loads no draft and speculates nothing; without ids the model gives its default layers."""
 
 
-def default_layers(num_layers: int) -> tuple[int, ...]:
-    """The indices every model captures when it is given no ids: EAGLE-3's."""
-    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+def default_layers(architecture: str | None, num_layers: int) -> tuple[int, ...]:
+    """The indices a model captures when it is given no ids: EAGLE-3's, but for one."""
+    off = 1 if architecture in DEFAULT_IS_SHIFTED else 0
+    return tuple(sorted({2 + off, num_layers // 2 + off, num_layers - 3 + off}))
 
 
 def layers_of(ids: Sequence[int], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
@@ -62,7 +65,7 @@ def said_ids(
 
     Ids are named where the default gives other layers, and where they shall be `explicit`.
     """
-    if not explicit and num_layers is not None and tuple(layers) == default_layers(num_layers):
+    if not explicit and num_layers is not None and tuple(layers) == default_layers(architecture, num_layers):
         return AUXILIARY
     ids = ids_of(layers, architecture, num_layers)
     return (

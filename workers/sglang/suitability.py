@@ -185,7 +185,7 @@ def _check_states(facts: ServerFacts, capture: CaptureSpec, num_layers: int | No
             hint=f"{start}, or enqueue with `--capture final`",
         )
     layers = stock_layers(facts, num_layers)
-    if aux and layers != aux and (layers is not None or capture.name != "aux"):
+    if aux and layers != aux:
         given = "layers that nobody names" if layers is None else f"the layers {list(layers)}"
         raise UnsuitableError(
             f"{url} gives {given}, `{capture.name}` is {list(aux)}",
@@ -224,7 +224,7 @@ def stock_layers(facts: ServerFacts, num_layers: int | None) -> tuple[int, ...] 
     """
     if facts.aux_layer_ids is not None:
         return layers_of(facts.aux_layer_ids, facts.architecture, num_layers)
-    return None if num_layers is None else default_layers(num_layers)
+    return None if num_layers is None else default_layers(facts.architecture, num_layers)
 
 
 def _check_prefill(facts: ServerFacts, url: str) -> None:

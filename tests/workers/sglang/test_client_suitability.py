@@ -49,7 +49,6 @@ def needs(**changed: Any) -> Needs:
         ("final", {"dp_size": 2, "tp_size": 8}, {"capture": FINAL}),
         ("off", {"pp_size": 2, "attn_cp_size": 2, "dcp_size": 2}, {}),
         ("aux", {"return_aux_hidden_state_layer_ids": [0, 2, 4]}, {"capture": OTHER}),
-        ("aux", {}, {"capture": AUX, "checkpoint": Checkpoint(auto_kv=UNQUANTIZED)}),
         ("off", {"eyas": PLUGIN}, {"capture": FINAL}),
     ],
 )
@@ -182,6 +181,11 @@ def test_the_layers_of_a_stock_server_are_read_in_its_models_dialect() -> None:
         check_suitable(facts_with(facts, architecture), asked)
     with pytest.raises(UnsuitableError):
         check_suitable(facts_of("aux", return_aux_hidden_state_layer_ids=plain), asked)
+    # Left to itself, this one gives hs[3], hs[31] and hs[59].
+    odd = facts_with(facts_of("aux"), "MiniMaxM3SparseForConditionalGeneration")
+    with pytest.raises(UnsuitableError) as caught:
+        check_suitable(odd, asked)
+    assert "--return-aux-hidden-state-layer-ids 1 29 57" in str(caught.value.hint)
 
 
 def facts_with(facts: Any, architecture: str) -> Any:
