@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 # Two cores are shared by many processes here; BLAS threads of their own only get in the way.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow test-sglang lint format bench bench-quick clean
+.PHONY: help demo test test-slow soak test-sglang lint format bench bench-capture bench-quick clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -20,6 +20,10 @@ test: $(VENV)/.dev ## Run the tests (under 6 minutes)
 
 test-slow: $(VENV)/.dev ## Run the kill suites and other slow tests
 	python -m pytest -m slow --durations=10
+
+MINUTES ?= 30
+soak: $(VENV)/.dev ## Faults of every kind for MINUTES (30) on a job that goes on, by SEED; then every invariant
+	python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 test-sglang: $(VENV)/.dev ## Run the tests on a real SGLang: EYAS_SGLANG_PYTHON, else one is built once (2.5 GB)
 	python -m tests.sglang.environment.build
@@ -37,6 +41,9 @@ format: $(VENV)/.dev ## Rewrite the files in the house format
 
 bench: $(VENV)/.dev ## Print each figure of the README as a ratio measured in the same run
 	python -m ops.bench
+
+bench-capture: $(VENV)/.dev ## What a capture costs a real SGLang: EYAS_SGLANG_PYTHON, else one is built once (2.5 GB)
+	EYAS_SGLANG_PYTHON=$$(python -m tests.sglang.environment.build | sed -n 's/^python=//p') python -m ops.bench.capture
 
 bench-quick: $(VENV)/.dev ## The same, small: shows that every benchmark runs
 	python -m ops.bench --quick

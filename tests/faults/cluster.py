@@ -65,6 +65,8 @@ class Shape:
     """Size of each spool, a file system of its own; 0 leaves it on the disk."""
     store_mb: int = 0
     """The same for the output folder."""
+    deadly: str = ""
+    """Words in a prompt that kill the server that generates from it; empty for none."""
     clocks: bool = False
     """Whether the clocks of the first node's workers can be moved."""
 
@@ -158,13 +160,21 @@ class Cluster:
         upstream, port = free_port(), free_port()
         name = f"engine{number + 1}"
         first_ms, further_ms = self.shape.pace_ms
-        command = [sys.executable, "-m", "workers.engine", "--port", str(upstream)]
+        command = [sys.executable, "-m", *self._engine(), "--port", str(upstream)]
         command += ["--spool-dir", str(node.spool), "--node", node.name]
         command += ["--pace-ttft-ms", str(first_ms), "--pace-tpot-ms", str(further_ms)]
         self._add(name, command, {"EYAS_NODE": node.name})
         self.engines.append(name)
         self.proxies.append(Proxy(port=port, upstream=upstream, spool_dir=node.spool, seed=seed + number))
         until(lambda: "engine listening" in self[name].text(), f"{name} listens", 60)
+
+    def _engine(self) -> list[str]:
+        """The module that is the server, and what it is told first."""
+        if not self.shape.deadly:
+            return ["workers.engine"]
+        file = self.folder / "deadly.json"
+        file.write_text(json.dumps([{"words": self.shape.deadly, "when": "generate"}]))
+        return ["tests.system.deadly_engine", str(file)]
 
     def _add_worker(self, node: Node, worker: str) -> None:
         queue = worker.partition(".")[0]

@@ -15,6 +15,7 @@ from typing import Any
 from tests.faults.cluster import Cluster, until
 
 SAMPLING = ("--short-max-tokens", "64", "--long-max-tokens", "96", "--seed", "7")
+DEADLY = "Some numbers are poison. What about {n}?"
 QUESTION = "What is {n} plus {more}? Explain step {n}."
 
 
@@ -29,10 +30,12 @@ class Job:
         lanes: tuple[str, ...] = ("short",),
         concurrency: tuple[int, int, int] = (6, 2, 6),
         states: str = "replay",
+        deadly: frozenset[int] = frozenset(),
     ) -> None:
-        """`concurrency` per server: short, long, capture."""
+        """`concurrency` per server: short, long, capture. `deadly`: rows of B1 that kill their server."""
         self.cluster = cluster
         self.datasets = {f"B{n + 1}": lane for n, lane in enumerate(lanes)}
+        self.deadly = deadly
         self.cap = 0
         """Prompts of each dataset asked for."""
         self.enqueueing: subprocess.Popen[bytes] | None = None
@@ -48,9 +51,12 @@ class Job:
         for name, lane in self.datasets.items():
             with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
                 for n in range(count):
-                    file.write(json.dumps({"prompt": question(name, n)}) + "\n")
+                    file.write(json.dumps({"prompt": self._question(name, n)}) + "\n")
             text.append(f'[[dataset]]\nname = "{name}"\nsource = "file:{name}.jsonl"\nlane = "{lane}"\n')
         (folder / "datasets.toml").write_text("\n".join(text), encoding="utf-8")
+
+    def _question(self, dataset: str, n: int) -> str:
+        return DEADLY.format(n=n) if dataset == "B1" and n in self.deadly else question(dataset, n)
 
     @property
     def words(self) -> tuple[str, ...]:

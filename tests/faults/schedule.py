@@ -4,7 +4,16 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.faults import bad_messages, bad_servers, clocks, full_disks, killing, lost_nodes, redis_away
+from tests.faults import (
+    bad_messages,
+    bad_servers,
+    clocks,
+    compacting,
+    full_disks,
+    killing,
+    lost_nodes,
+    redis_away,
+)
 from tests.faults.cluster import Cluster
 from tests.faults.fault import Fault
 
@@ -32,6 +41,7 @@ def all_faults(cluster: Cluster, spared: frozenset[str] = frozenset()) -> list[F
         *bad_servers.all_faults(cluster),
         *full_disks.all_faults(cluster),
         *bad_messages.all_faults(),
+        *compacting.all_faults(),
         *lost_nodes.all_faults(cluster, spared),
         *clocks.all_faults(cluster),
     ]

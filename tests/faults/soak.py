@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.books import read_books
 from tests.faults.cluster import Cluster, Shape, cluster_in, copy_for_study
 from tests.faults.fault import Fault, Stage
 from tests.faults.gauges import BOUNDS, Gauges
@@ -32,6 +33,8 @@ NODES = (("short", "long", "capture", "sink", "sink.2"), ("short", "capture", "s
 SPARED = frozenset({"short@node2", "capture@node2", "sink@node2", "engine2"})
 """Never killed, so that their memory and files can be watched for the whole time."""
 PROMPTS = 40_000
+DEADLY = frozenset(range(300, PROMPTS, 700))
+"""Rows of B1 that kill the server that generates from them."""
 AHEAD = 120
 """Prompts of each dataset asked for beyond those that are done."""
 RESUMES_WITHIN_S = 180.0
@@ -58,7 +61,9 @@ class Soak:
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster, self.seed = cluster, seed
-        self.job = Job(cluster, prompts=PROMPTS, lanes=("short", "long"), concurrency=(4, 2, 6))
+        self.job = Job(
+            cluster, prompts=PROMPTS, lanes=("short", "long"), concurrency=(4, 2, 6), deadly=DEADLY
+        )
         self.counts = Counts()
         self.over = threading.Event()
         self._began = time.monotonic()
@@ -83,6 +88,11 @@ class Soak:
             time.sleep(0.5)
         self.job.finish(FINISHES_WITHIN_S)
         return self.counts
+
+    def dead_letters(self) -> list[bytes]:
+        """The prompts that killed their servers: these and no others must be dead letters."""
+        ids = read_books(self.cluster.out).prompts["B1"][: self.job.cap]
+        return [one for row, one in enumerate(ids) if row in DEADLY]
 
     def _trouble(self, commits: Commits, deadline: float) -> None:
         for drawn in schedule(all_faults(self.cluster, SPARED), self.seed):
@@ -168,6 +178,7 @@ def main() -> int:
         nodes=NODES,
         engines=2,
         pace_ms=(600, 10),
+        deadly="poison",
         spool_mb=256,
         store_mb=3000,
         clocks=True,
@@ -185,7 +196,7 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
         soak = Soak(cluster, seed)
         try:
             counts = soak.run(minutes)
-            checked = Invariants(cluster, soak.job).hold()
+            checked = Invariants(cluster, soak.job).hold(soak.dead_letters())
             gauges.stop()
             stubborn = cluster.supervisor.terminate(GRACE_S)
             assert not stubborn, f"did not heed SIGTERM within {GRACE_S:.0f} s: {stubborn}"
@@ -201,7 +212,7 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
     _report(counts, seed, minutes)
     say(
         f"samples {checked.samples}, lost {checked.lost}, twice {checked.twice}, "
-        f"torn {checked.torn}, wrong {checked.wrong}"
+        f"torn {checked.torn}, wrong {checked.wrong}, dead letters {checked.dead}, all of deadly prompts"
     )
     slopes = gauges.slopes()
     for slope in slopes:
@@ -215,6 +226,7 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
         "minutes": minutes,
         "faults": dict(sorted(counts.kinds.items())),
         "samples": checked.samples,
+        "dead_letters_of_deadly_prompts": checked.dead,
         "lost": checked.lost,
         "twice": checked.twice,
         "torn": checked.torn,
