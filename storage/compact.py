@@ -127,7 +127,8 @@ class _Folder:
     def _pass(self) -> bool:
         """Whether everything that was planned has been done."""
         compaction = self._compaction
-        visible = {n: s for n, s in compaction.look().items() if n not in self._left}
+        self._store.check_run()
+        visible = {n: s for n, s in compaction.look_anew().items() if n not in self._left}
         droppable = self._droppable(visible)
         if droppable is None:
             return False

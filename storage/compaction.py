@@ -76,6 +76,11 @@ class FolderCompaction:
         self._catalog.refresh()
         return {str(segment.name): segment for segment in self._catalog.visible()}
 
+    def look_anew(self) -> dict[str, Segment]:
+        """The same, forgetting all that was seen: what somebody has taken away is not there then."""
+        self._catalog = Catalog(self.folder)
+        return self.look()
+
     def own(self, visible: Mapping[str, Segment]) -> list[str]:
         """Of these, the ones that this node has to tend to: all where no node owns any."""
         if self._sequence is None:
@@ -177,7 +182,8 @@ def only_one(folder: Path) -> Iterator[bool]:
     with the process that holds it, on whatever machine. A file system without locks says yes
     to all: the work is done twice then, and kept once.
     """
-    handle = os.open(folder / "zarr.json", os.O_RDWR | os.O_CLOEXEC)
+    with disk_errors(folder):
+        handle = os.open(folder / "zarr.json", os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

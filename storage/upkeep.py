@@ -69,5 +69,6 @@ class Upkeep:
                 logger.warning("merge.full error=%r", error.message)
                 return
             if done is None:
+                compaction.look_anew()
                 return
             yield done
