@@ -1,6 +1,7 @@
 """Requests to a server with the plugin, and what of them is compared with transformers."""
 
 import json
+import os
 import secrets
 import subprocess
 import time
@@ -111,7 +112,12 @@ def worst_cosine(
     ids, made = folder / "ids.json", folder / "rows.npz"
     ids.write_text(json.dumps([answer.ran for answer in answers]))
     script = Path(__file__).with_name("transformers_rows.py")
-    subprocess.run([environment.python, script, environment.model, ids, made], check=True, timeout=100)
+    subprocess.run(
+        [environment.python, script, environment.model, ids, made],
+        check=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     worst = 1.0
     with np.load(made) as reference:
         for number, (answer, bits) in enumerate(zip(answers, rows, strict=True)):

@@ -100,6 +100,5 @@ def test_a_spool_that_takes_nothing_fails_requests_and_holds_the_limit(wide, tmp
     scheduler.wait(*whole)
     for request in whole:
         assert (scheduler.stored(request.said) == expected(request, 0, PROMPT + NEW)).all()
-    scheduler.writer.close()
     assert scheduler.files() == sorted(order_of(request).name for request in whole)
     assert scheduler.writer.budget.held_bytes == 0
