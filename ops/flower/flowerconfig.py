@@ -1,15 +1,15 @@
-"""Flower's settings in a checkout: `celery -A workers flower --conf=ops/flower/flowerconfig.py`.
+"""Flower's options for one deployment: `celery -A workers flower --conf=ops/flower/flowerconfig.py`.
 
-They live in the package, so that `producer up` finds them in a wheel too. Change what this deployment
-needs below the import: a wider `address` only together with FLOWER_BASIC_AUTH=NAME:PASSWORD.
+`celery -A workers flower` alone has the Throughput page and the defaults of `workers/flower/settings.py`.
+What is set here wins over those, and `FLOWER_*` variables and flags win over this.
 """
 
-from producer.machine.flowerconfig import (  # noqa: F401
-    address,
-    format_task,
-    inspect_timeout,
-    max_tasks,
-    natural_time,
-    purge_offline_workers,
-    tasks_columns,
-)
+# To be reached from other machines. Only together with FLOWER_BASIC_AUTH=NAME:PASSWORD: whoever
+# reaches Flower can stop the workers.
+# address = "0.0.0.0"
+
+# Nobody can stop workers from its pages.
+# read_only = True
+
+# Behind a proxy, under a path of it.
+# url_prefix = "eyas"

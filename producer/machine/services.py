@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_urlsafe
 
-import producer.machine.flowerconfig
 from producer.machine.processes import Identity
 from producer.machine.redis_server import find_redis, free_port, redis_arguments
 from producer.machine.up_state import Plan, Service, StateFolder
@@ -145,10 +144,9 @@ def _lanes(request: Request, redis_url: str) -> Iterator[Service]:
 def _flower(request: Request, login: str | None) -> Service:
     port = _port(request.flower_port)
     url = f"http://127.0.0.1:{port}"
-    settings = str(producer.machine.flowerconfig.__file__)
     return Service(
         name="flower",
-        arguments=_celery("flower", f"--conf={settings}", "--address=127.0.0.1", f"--port={port}"),
+        arguments=_celery("flower", "--address=127.0.0.1", f"--port={port}"),
         # in the environment: arguments are shown to every user by `ps`
         environment={"FLOWER_BASIC_AUTH": login} if login else {},
         check="http",
