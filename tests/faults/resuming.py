@@ -4,7 +4,27 @@ import threading
 import time
 from pathlib import Path
 
+from tests.faults.cluster import Cluster
+
 LOOK_S = 0.1
+LANES = frozenset({"short", "long", "capture"})
+
+
+class Lanes:
+    """Which lanes have published a result since this was made, as their processes say."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = self._done()
+
+    def rest(self) -> frozenset[str]:
+        """Those that have not."""
+        now = self._done()
+        return LANES - {key[0] for key, done in now.items() if done > self._before.get(key, 0)}
+
+    def _done(self) -> dict[tuple[str, str, int], int]:
+        seen = self._cluster.glance()
+        return {(p.lane, p.name, p.pid): p.done for p in (seen.processes if seen else ())}
 
 
 class Commits:
