@@ -113,6 +113,23 @@ def test_again_everything_is_skipped_and_a_raised_cap_adds_the_more(
         assert client.llen("short") == client.hlen("eyas:window") == 74
 
 
+def test_how_often_samples_are_checked_may_change_and_stays_when_nothing_is_said(enqueue: Enqueue) -> None:
+    write_lines(Path("b1.jsonl"), rows(5))
+    job = ("--manifest", manifest('name = "B1"\nsource = "file:b1.jsonl"'))
+
+    def every(*flags: str) -> int:
+        done = enqueue(*job, *flags)
+        assert done.status == 0, done.err
+        return read_settings(Path("out")).check_every
+
+    assert every() == 500
+    assert every("--check-every", "3") == 3
+    assert every("--max-samples", "4") == 3
+    assert every("--check-every", "0") == 0
+    assert every() == 0
+    assert enqueue(*job, "--check-every", "-1").status == 2
+
+
 def test_a_later_enqueue_needs_no_server_and_keeps_what_the_run_was_begun_with(
     enqueue: Enqueue, cli: Cli, redis_url: str, server: str
 ) -> None:
