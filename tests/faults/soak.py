@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -172,6 +173,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=None, help="for the run; a temporary one by default")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where CSV and plot go")
     asked = parser.parse_args()
+    # so that it ends what it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     seed = random.SystemRandom().randrange(10**6) if asked.seed is None else asked.seed
     folder = asked.folder or Path(tempfile.mkdtemp(prefix=f"eyas-soak-{seed}-"))
     say(f"soak: seed {seed}, {asked.minutes:g} minutes, in {folder}")
@@ -252,7 +255,8 @@ def _report(counts: Counts, seed: int, minutes: float) -> None:
         f"{counts.longest_s:.1f} s ({counts.longest_after})"
     )
     say(
-        f"longest until the victim and every lane had done something: {counts.longest_back_s:.1f} s ({counts.longest_back_after})"
+        "longest until the victim and every lane had done something: "
+        f"{counts.longest_back_s:.1f} s ({counts.longest_back_after})"
     )
 
 
