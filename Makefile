@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 # Two cores are shared by many processes here; BLAS threads of their own only get in the way.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help demo test test-slow soak test-sglang lint format bench bench-capture bench-quick clean
+.PHONY: help demo test test-slow soak test-sglang test-browser lint format bench bench-capture bench-quick clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -16,7 +16,7 @@ demo: $(VENV)/.product ## Run the whole job on the embedded engine and verify it
 	producer demo
 
 test: $(VENV)/.dev ## Run the tests (under 6 minutes)
-	python -m pytest -m 'not slow and not sglang' --durations=10
+	python -m pytest -m 'not slow and not sglang and not browser' --durations=10
 
 test-slow: $(VENV)/.dev ## Run the kill suites and other slow tests
 	python -m pytest -m slow --durations=10
@@ -28,6 +28,10 @@ soak: $(VENV)/.dev ## Faults of every kind for MINUTES (30) on a job that goes o
 test-sglang: $(VENV)/.dev ## Run the tests on a real SGLang: EYAS_SGLANG_PYTHON, else one is built once (2.5 GB)
 	python -m tests.sglang.environment.build
 	python -m pytest -m sglang tests/sglang --durations=10
+
+test-browser: $(VENV)/.dev ## Run the tests of Flower's page in Chromium: `apt-get install -y chromium chromium-driver`
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	python -m pytest -m browser tests/browser --durations=10
 
 lint: $(VENV)/.dev ## Check format, lint, types and import arrows
 	ruff format --check .
