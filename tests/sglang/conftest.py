@@ -37,7 +37,10 @@ class Servers:
 
     def get(self, flavour: Flavour) -> RealServer:
         """A running server of this flavour."""
-        if self._running is None or self._running[0] != flavour or not self._running[1].alive:
+        if self._running is not None and not self._running[1].alive:
+            print("this SGLang ended by itself:", self._running[1].last_words(), sep="\n")  # noqa: T201
+            self.stop()
+        if self._running is None or self._running[0] != flavour:
             self.stop()
             self._started += 1
             log = self._folder / f"{self._started}-{flavour.name}.log"

@@ -50,6 +50,10 @@ class RealServer:
         """Whether it runs."""
         return self.process.poll() is None
 
+    def last_words(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:])
+
 
 @contextmanager
 def running_sglang(
@@ -112,8 +116,7 @@ def _await_ready(server: RealServer) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    lines = server.log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
-    raise RuntimeError("SGLang did not start:\n" + "\n".join(lines))
+    raise RuntimeError(f"SGLang did not start:\n{server.last_words()}")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
