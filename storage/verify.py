@@ -156,14 +156,11 @@ class _Verification:
             while True:
                 segments = self._listed(folder)
                 names = {str(segment.name) for segment in segments}
-                for name in checked.keys() - names:
+                # Which prompt has a response is also known from segments that are gone: begin anew.
+                for name in list(checked) if kind == "responses" else checked.keys() - names:
                     self._forget(f"{folder}/{name}")
                     del checked[name]
-                if kind == "responses" and checked:
-                    # Who has what is known of segments that are gone: begin anew.
-                    for name in checked:
-                        self._forget(f"{folder}/{name}")
-                    checked.clear()
+                if kind == "responses":
                     self._known.responses, self._known.sequences = IdTable(), IdTable()
                 fresh = [segment for segment in segments if str(segment.name) not in checked]
                 results = pool.map(lambda segment: self._check(kind, segment, check(segment)), fresh)
