@@ -76,6 +76,8 @@ class Tally:
     """What was compared in the whole of a test run, one line a job."""
 
     found: dict[str, Found] = field(default_factory=dict)
+    checks: dict[str, str] = field(default_factory=dict)
+    """What the checks that run by themselves came to, a line a job."""
 
     def lines(self) -> Iterator[str]:
         """For the end of the run."""
@@ -84,6 +86,8 @@ class Tally:
                 f"{what}: {one.samples} samples, {one.rows} rows, worst cosine {one.worst_cosine:.5f}, "
                 f"worst error {one.worst_error:.3f} (a shift by one: {one.shifted_error:.2f})"
             )
+        for what, said in self.checks.items():
+            yield f"checks, {what}: {said}"
         if self.found:
             yield (
                 f"in all: {sum(one.samples for one in self.found.values())} samples, "
