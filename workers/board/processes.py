@@ -27,6 +27,8 @@ class ServerState(StrEnum):
     UP = "up"
     AWAY = "away"
     """Does not answer its probe; its calls went back to the queue."""
+    SUSPECT = "suspect"
+    """Has produced no token for a while: it takes no new calls, and those in flight go on."""
     UNSUITABLE = "unsuitable"
     """Answers, but its facts do not fit the run: it takes no calls."""
     UNKNOWN = "unknown"

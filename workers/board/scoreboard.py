@@ -17,7 +17,10 @@ from workers.board.rates import Totals
 from workers.broker.backlog import Backlog
 from workers.broker.queues import SINK, Lane
 
-WORST_FIRST = (ServerState.UNSUITABLE, ServerState.AWAY, ServerState.UNKNOWN, ServerState.UP)
+WORST_FIRST = (
+    *(ServerState.UNSUITABLE, ServerState.AWAY, ServerState.SUSPECT),
+    *(ServerState.UNKNOWN, ServerState.UP),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

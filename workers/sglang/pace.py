@@ -14,6 +14,10 @@ class Pace:
     watch_s: float = 30.0
     """Between looks at a healthy one. A call's own error is noticed at once; these find the
     server that hangs, and the one that was restarted while no call was running."""
+    silent_s: float = 10.0
+    """With calls running and none of them ending for so long, it is looked at before its time."""
+    doubt_s: float = 5.0
+    """A look that is not answered for so long makes it suspect: no new calls until it is."""
     advance_s: float = 25.0
     """In which it must have produced a token: `/health_generate` itself gives up after 20."""
     quiet_s: float = 1.0

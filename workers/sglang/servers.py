@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from workers.board.processes import ServerSnapshot, ServerState
 from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts
 from workers.sglang.loads import Loads
+from workers.sglang.looking import Sign, look, rest
 from workers.sglang.outcomes import CallError, ServerAwayError
 from workers.sglang.pace import Pace
 from workers.sglang.suitability import Needs, check_suitable
@@ -239,26 +241,31 @@ class ServerPool:
     async def _watch(self, url: str, server: _Server, facts: ServerFacts) -> None:
         """Returns when the server was left, is found hanging or changed, or something else is needed."""
         strikes = 0
-        while True:
-            pause_s = self._pace.strike_s if strikes else self._pace.watch_s
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.woken.wait(), pause_s)
-                return
-            if await self._advances(url):
-                strikes = 0
+        while not await rest(server.woken, partial(self._silent_s, server), self._pace, strikes):
+            sign = await look(self._client, url, self._pace, partial(self._doubt, url, server))
+            if sign is Sign.ADVANCES:
+                strikes, server.heard = 0, time.monotonic()
+                if server.snapshot.state is ServerState.SUSPECT:
+                    self._set(url, server, ServerState.UP)
                 if await self._changed(url, facts):
                     return
                 continue
-            strikes += 1
+            strikes = self._pace.strikes if sign is Sign.MUTE else strikes + 1
             if strikes >= self._pace.strikes and not server.woken.is_set():
-                message = f"{url} has produced no token in `{strikes}` looks"
-                self._leave(url, ServerAwayError(message, code="server.hanging", in_flight=True))
+                why = "answers nothing" if sign is Sign.MUTE else f"produced no token in `{strikes}` looks"
+                self._leave(url, ServerAwayError(f"{url} {why}", code="server.hanging", in_flight=True))
                 # No call will end by itself before its deadline, an hour away.
                 for task in list(server.calls):
                     task.cancel()
 
-    async def _advances(self, url: str) -> bool:
-        return await self._client.advances(url, self._pace.advance_s)
+    def _silent_s(self, server: _Server) -> float:
+        """For how long calls have been running and none of them has ended; 0 while none runs."""
+        return time.monotonic() - server.heard if server.running else 0.0
+
+    def _doubt(self, url: str, server: _Server) -> None:
+        if server.snapshot.state is ServerState.UP and server.running:
+            silent = f"{url} has produced no token for `{time.monotonic() - server.heard:.0f}` s"
+            self._set(url, server, ServerState.SUSPECT, ServerAwayError(silent, code="server.hanging"))
 
     async def _changed(self, url: str, facts: ServerFacts) -> bool:
         """Whether it is not what it was; a busy server that does not say is not changed."""
@@ -271,7 +278,7 @@ class ServerPool:
 
     def _leave(self, url: str, error: ServerAwayError) -> None:
         server = self._servers.get(url)
-        if server is None or server.snapshot.state is not ServerState.UP:
+        if server is None or server.snapshot.state not in (ServerState.UP, ServerState.SUSPECT):
             return
         server.lost = error
         self._set(url, server, ServerState.AWAY, error)

@@ -36,6 +36,10 @@ class Stage:
         self.spooled: Handler = refuse(404, {"detail": "Not Found"})
         """Answers GET and DELETE of `/eyas/spool/…`; a server without the plugin has no such route."""
         self.health_status = 200
+        self.health_hangs, self.ready_hangs = asyncio.Event(), asyncio.Event()
+        """Cleared, `/health_generate` or `/ready` is not answered until they are set."""
+        self.health_hangs.set()
+        self.ready_hangs.set()
         self.port = 0
         self.bodies: list[dict[str, Any]] = []
         self.probed: list[dict[str, Any]] = []
@@ -89,8 +93,10 @@ class Stage:
     async def _info(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)
         if request.path == "/health_generate":
+            await self.health_hangs.wait()
             return web.Response(status=self.health_status)
         if request.path == "/ready":
+            await self.ready_hangs.wait()
             return web.Response(text="")
         found = self.infos.get(request.path)
         if isinstance(found, int):

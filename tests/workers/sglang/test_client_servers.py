@@ -288,6 +288,46 @@ def test_a_server_that_hangs_is_left_and_its_calls_end_long_before_their_deadlin
     play(scene)
 
 
+def test_a_server_whose_calls_all_wait_in_vain_is_suspect_at_once_and_takes_no_more() -> None:
+    async def scene(troupe: Troupe, stage: Stage) -> None:
+        troupe.pool.want([stage.url], needs())
+        await troupe.reaches(stage, ServerState.UP)
+        over = asyncio.Event()
+
+        async def wait() -> None:
+            await over.wait()
+
+        call = asyncio.create_task(troupe.pool.call(stage.url, wait()))
+        stage.health_hangs.clear()
+        await troupe.reaches(stage, ServerState.SUSPECT)
+        assert troupe.pool.healthy() == ()
+        assert "has produced no token for" in troupe.reason(stage.url)
+        stage.health_hangs.set()
+        await troupe.reaches(stage, ServerState.UP)
+        assert not call.done(), "what was in flight goes on"
+        over.set()
+        await call
+
+    play(scene, pace=replace(QUICK, watch_s=1000.0, silent_s=0.2, doubt_s=0.2, advance_s=60.0))
+
+
+@pytest.mark.slow
+def test_a_server_that_answers_nothing_at_all_is_left_without_three_looks() -> None:
+    async def scene(troupe: Troupe, stage: Stage) -> None:
+        troupe.pool.want([stage.url], needs())
+        await troupe.reaches(stage, ServerState.UP)
+        call = asyncio.create_task(troupe.pool.call(stage.url, asyncio.Event().wait()))
+        stage.health_hangs.clear()
+        stage.ready_hangs.clear()
+        with pytest.raises(ServerAwayError, match="answers nothing") as raised:
+            await call
+        assert (raised.value.code, raised.value.in_flight) == ("server.hanging", True)
+        stage.health_hangs.set()
+        stage.ready_hangs.set()
+
+    play(scene, pace=replace(QUICK, watch_s=1000.0, silent_s=0.1, doubt_s=0.1, advance_s=1000.0))
+
+
 def test_a_cancelled_call_is_cancelled_and_not_taken_for_a_hanging_server() -> None:
     async def scene(troupe: Troupe, stage: Stage) -> None:
         troupe.pool.want([stage.url], needs())
