@@ -7,8 +7,9 @@ makes speeds of them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from redis import Redis
@@ -19,6 +20,8 @@ from workers.broker.keys import history_key
 STEPS_S: Mapping[int, int] = {5: 1440, 60: 2880, 600: 4320}
 """Seconds between samples → samples kept: two hours, two days, thirty days."""
 FINEST_S = min(STEPS_S)
+MOST = 500
+"""Samples read at once: more than a chart has moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +112,25 @@ class History:
 def read_history(redis: Redis, run: str, since: float, now: float) -> tuple[Sample, ...]:
     """The run's samples from `since` on, oldest first: of the finest step that still reaches so far.
 
-    Newer ones are taken from the finest. Raises `RedisError`.
+    Some hundreds evenly spread at most, and the newest of all. Raises `RedisError`.
     """
     reaching = [step for step, kept in STEPS_S.items() if now - since <= step * kept]
     step = min(reaching, default=max(STEPS_S))
-    samples = _read(redis.xrange(history_key(step), min=str(max(0, int(since * 1000)))))
+    entries: Any = redis.xrange(history_key(step), min=str(max(0, int(since * 1000))))
+    samples = _read(_spread(entries, since, now))
     if step != FINEST_S:
         samples += _read(redis.xrevrange(history_key(FINEST_S), count=1))
     mine = {one.at: one for one in samples if one.run == run}
     return tuple(mine[at] for at in sorted(mine))
+
+
+def _spread(entries: Sequence[Any], since: float, now: float) -> list[Any]:
+    """The last entry in each of `MOST` equal spans of time, by the times in their ids."""
+    width_ms = max(1.0, 1000 * (now - since) / MOST)
+    last: dict[int, Any] = {}
+    for entry in entries:
+        last[int((int(entry[0].split(b"-")[0]) - 1000 * since) // width_ms)] = entry
+    return list(last.values())
 
 
 def ends_of_history(redis: Redis, run: str) -> tuple[Sample, Sample] | None:
@@ -132,10 +145,14 @@ def ends_of_history(redis: Redis, run: str) -> tuple[Sample, Sample] | None:
 
 def _read(entries: Any) -> list[Sample]:
     """The samples in what a stream's reader gives; what cannot be read is left out."""
-    found = []
-    for _, fields in entries:
-        try:
-            found.append(read_record(Sample, parse_json(fields[b"s"]), extra="ignored"))
-        except (KeyError, ValueError):
-            continue
-    return found
+    samples = (_parsed(fields.get(b"s", b"")) for _, fields in entries)
+    return [sample for sample in samples if sample is not None]
+
+
+@lru_cache(maxsize=2048)
+def _parsed(text: bytes) -> Sample | None:
+    """Kept, since whoever watches reads mostly what was read a moment before."""
+    try:
+        return read_record(Sample, parse_json(text), extra="ignored")
+    except ValueError:
+        return None

@@ -92,6 +92,7 @@ def _run(look: Look, now: float) -> dict[str, Any] | None:
         "id": run.id,
         "model": PurePath(run.spec.model).name,
         "output_dir": look.carried.output_dir,
+        "folder": PurePath(look.carried.output_dir).name,
         "states": str(board.states if board else run.spec.states),
         "finished": look.carried.finished,
         "age_s": now - board.at if board else None,

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 import redis
 
-from workers.board.history import STEPS_S, History, LaneSample, Sample, ends_of_history, read_history
+from workers.board.history import MOST, STEPS_S, History, LaneSample, Sample, ends_of_history, read_history
 from workers.broker.keys import history_key
 
 SAMPLE = Sample(
@@ -109,6 +110,21 @@ def test_it_is_read_from_the_finest_step_that_reaches_and_ends_with_the_newest(c
     assert [round(now - one.at) for one in far] == [7200, 600, 60, 10]
     first, last = ends_of_history(client, "r")
     assert (round(now - first.at), round(now - last.at)) == (7300, 10)
+
+
+def test_of_very_many_some_hundreds_are_read_evenly_with_the_newest(client: redis.Redis) -> None:
+    now = now_of(client)
+    pipe = client.pipeline()
+    for at in range(STEPS_S[5]):
+        moment = now - 5 * (STEPS_S[5] - 1 - at) - 1
+        text = json.dumps(asdict(dataclasses.replace(SAMPLE, at=moment)))
+        pipe.xadd(history_key(5), {"s": text}, id=f"{int(moment * 1000)}-*")
+    pipe.execute()
+    read = read_history(client, "r", now - 7190, now)
+    assert 400 <= len(read) <= MOST + 1
+    gaps = [after.at - before.at for before, after in pairwise(read)]
+    assert max(gaps) <= 2 * 7190 / MOST + 5
+    assert round(now - read[-1].at) == 1
 
 
 def test_what_cannot_be_read_is_left_out(client: redis.Redis) -> None:

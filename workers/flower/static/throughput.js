@@ -91,8 +91,9 @@
         by("empty").hidden = Boolean(now.totals);
         by("body").hidden = !now.totals;
         put("run", now.run
-            ? `run ${now.run.id.slice(0, 8)} · ${now.run.model} · states ${now.run.states} · ${now.run.output_dir}`
+            ? `run ${now.run.id.slice(0, 8)} · ${now.run.model} · states ${now.run.states} · ${now.run.folder}`
             : "no run");
+        by("run").title = now.run ? now.run.output_dir : "";
         if (!now.totals) {
             const titles = {away: "Redis does not answer", none: "No run", waiting: "The run has begun"};
             put("empty-title", titles[now.state] || "Nothing to show");
