@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.errors import UnavailableError
-from storage.files import read_json
+from storage.errors import UnavailableError, UnsuitableError
+from storage.files import NAME, read_json
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -22,6 +22,10 @@ TOKENIZER_FILES = (
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 OTHER_FILES = ("config.json", "hf_quant_config.json", "configuration_*.py", "*.py")
 """Read for the model's sizes, or imported by a tokenizer's own code; in no digest."""
+
+
+MOST_BYTES = 256 << 20
+"""Of one file; the largest known vocabulary takes 40 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,27 @@ class ModelFolder:
         """BLAKE2b-16 in hex over names and bytes of the tokenizer's files: the same on every version
         of every library.
         """
-        return _digest(self.path, TOKENIZER_FILES)
+        return _digest(self.path, (*TOKENIZER_FILES, *self._helpers()))
+
+    def _helpers(self) -> list[str]:
+        """The modules of the tokenizer's own code and what they import from beside them, if it has any."""
+        try:
+            own = read_json(self.path / "tokenizer_config.json").get("auto_map")
+        except FileNotFoundError:
+            return []
+        named = own.get("AutoTokenizer") if isinstance(own, dict) else None
+        modules = {
+            f"{one.rpartition('.')[0]}.py"
+            for one in (named if isinstance(named, list) else [named])
+            if isinstance(one, str) and NAME.fullmatch(one)
+        }
+        found = sorted(name for name in modules if (self.path / name).is_file())
+        if not found:
+            return []
+        from transformers.dynamic_module_utils import get_relative_import_files
+
+        imported = (Path(path) for name in found for path in get_relative_import_files(self.path / name))
+        return sorted({path.name for path in imported if path.parent == self.path} | set(found))
 
     def template_digest(self) -> str:
         """BLAKE2b-16 in hex over the chat template, wherever these files hold it."""
@@ -70,7 +94,7 @@ def find_model(model: str) -> ModelFolder:
                 code="tokenizer.missing",
                 hint="name the target's hub id or a folder with its tokenizer by `--model`",
             )
-        return folder
+        return _bounded(folder)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import snapshot_download
@@ -85,7 +109,25 @@ def find_model(model: str) -> ModelFolder:
             code="tokenizer.missing",
             hint="name the target's hub id or a folder with its tokenizer by `--model`",
         ) from None
-    return ModelFolder(model=model, path=Path(found))
+    return _bounded(ModelFolder(model=model, path=Path(found)))
+
+
+def _bounded(folder: ModelFolder) -> ModelFolder:
+    """The folder. Raises `UnsuitableError` when one of its files is none, or too large to be what it says."""
+    for pattern in (*TOKENIZER_FILES, *TEMPLATE_FILES, *OTHER_FILES):
+        for file in folder.path.glob(pattern):
+            wrong = None
+            if not file.is_file():
+                wrong = "is no file"
+            elif file.stat().st_size > MOST_BYTES:
+                wrong = f"has `{file.stat().st_size}` bytes, no tokenizer more than `{MOST_BYTES}`"
+            if wrong:
+                raise UnsuitableError(
+                    f"`{file}` {wrong}",
+                    code="tokenizer.size",
+                    hint="name the target's hub id or a folder with its tokenizer by `--model`",
+                )
+    return folder
 
 
 def _digest(folder: Path, patterns: Sequence[str], before: bytes = b"") -> str:

@@ -24,6 +24,8 @@ BATCH = 2048
 FEW = 64
 """Rows parsed at least, however few are wanted: some may be ineligible. Twice as many each time none
 of them gave a prompt: a source may begin with a million of these, and each batch is a commit."""
+SHRINKING = 2
+"""Characters that a normalizer may make one of: a letter and its accent."""
 IDS = 4_000_000
 """Token ids of a batch, its last row's beside: a tokenized row may hold a hundred thousand of them, and
 Python's integers take 36 bytes each."""
@@ -153,7 +155,7 @@ def _make(rows: Sequence[Row], shape: Shape, template: Template, limits: Limits)
             case Given() as given:
                 made[i] = _given(given, limits)
             case Talk() as talk:
-                text = _rendered(talk, template)
+                text = _rendered(talk, template, limits)
                 if isinstance(text, Dropped):
                     made[i] = text
                 else:
@@ -188,7 +190,7 @@ def _encoded(
             yield i, (ids, prompt_spans(talk.messages, ends, len(ids)))
 
 
-def _rendered(talk: Talk, template: Template) -> str | Dropped:
+def _rendered(talk: Talk, template: Template, limits: Limits) -> str | Dropped:
     for message in talk.messages:
         if token := template.special_token_in(message["content"]):
             return Dropped(Reason.SPECIAL, f"{message['role']} turn: {token}")
@@ -199,6 +201,11 @@ def _rendered(talk: Talk, template: Template) -> str | Dropped:
         return Dropped(Reason.TEMPLATE, str(error)[:200])
     except UnicodeEncodeError:
         return Dropped(Reason.SURROGATE)
+    if limits.max_input_tokens is not None:
+        # Megabytes without a space take a tokenizer minutes and gigabytes; what cannot fit is not tried.
+        least = len(text) // (SHRINKING * template.longest_token)
+        if least > limits.max_input_tokens:
+            return Dropped(Reason.TOO_LONG, f"over {least} tokens, at most {limits.max_input_tokens} fit")
     return text
 
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from producer.datasets.line_bounds import ARRAY, LINES, PARQUET, check_size
 from storage.errors import UsageError
+from storage.json_records import parse_json
 
 HASH_BLOCK_BYTES = 1 << 20
 ROWS_AT_ONCE = 1024
@@ -76,9 +78,13 @@ def _matching(pattern: Path, folder: Path) -> list[Path]:
 
 
 def source_digest(files: Sequence[Path]) -> str:
-    """BLAKE2b-16 in hex over each file's length and bytes, in order; names do not count."""
+    """BLAKE2b-16 in hex over each file's length and bytes, in order; names do not count.
+
+    Raises `UsageError` for a file whose lines, or whose one array, would not fit into memory.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
+        check_size(file, _kind(file))
         digest.update(file.stat().st_size.to_bytes(8, "little"))
         with file.open("rb") as opened:
             while block := opened.read(HASH_BLOCK_BYTES):
@@ -103,10 +109,10 @@ def read_rows(files: Sequence[Path], start: int = 0, columns: Sequence[str] | No
                     if row is not None:
                         yield row
                 inside += len(values)
-        except (OSError, EOFError, zlib.error, ValueError) as error:
-            # ValueError is what JSON's, Unicode's and Arrow's errors are
+        # The edge where foreign files enter libraries that say in many ways what is wrong with them.
+        except Exception as error:
             raise UsageError(
-                f"`{file}` cannot be read as {kind}: {error}",
+                f"`{file}` cannot be read as {kind}: {error or type(error).__name__}"[:500],
                 code="source.damaged",
                 hint="check that the file is complete and is what its name says",
             ) from None
@@ -120,13 +126,12 @@ def _row(file: Path, kind: str, number: int, inside: int, value: Any) -> Row | N
         return None
     where = f"{file.name} line {inside + 1}"
     try:
-        return Row(number, where, json.loads(value))
-    except (ValueError, RecursionError) as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        return Row(number, where, parse_json(value))
+    except ValueError as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:100]
         return Row(number, where, None, broken=why)
 
 
-LINES, ARRAY, PARQUET = "JSON lines", "a JSON array", "Parquet"
 KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": ARRAY, ".parquet": PARQUET}
 
 
@@ -178,7 +183,7 @@ def _batches(file: Path, kind: str, columns: Sequence[str] | None) -> Iterator[S
         for table in stream.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
             for column in table.columns:
                 lines = column.to_pylist()
-                yield json.loads(lines[0]) if kind == ARRAY else lines
+                yield parse_json(lines[0]) if kind == ARRAY else lines
 
 
 def _datasets() -> Any:

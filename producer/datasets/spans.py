@@ -12,6 +12,9 @@ from typing import Any
 from producer.datasets.template import Encoded, Template, TemplateRefusedError
 from storage.sample import Kind, Span
 
+CHARACTERS = 500_000_000
+"""Rendered at most to find the messages' ends, each beginning anew: some seconds. A conversation of more
+has none that are known."""
 KINDS = {
     "system": Kind.SYSTEM,
     "developer": Kind.SYSTEM,
@@ -42,6 +45,8 @@ def one_turn_spans(
 
 def message_ends(template: Template, messages: list[dict[str, Any]], text: str) -> list[int | None]:
     """For each message the character of `text` at which it ends; None where that cannot be told."""
+    if len(messages) * len(text) > CHARACTERS:
+        return [None] * len(messages)
     ends: list[int | None] = []
     for count in range(1, len(messages)):
         try:

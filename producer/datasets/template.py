@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from producer.datasets.bounds import MOST_CHARACTERS, RENDER_S, Bounds, TimeUpError, why_unsafe
 from producer.datasets.model_folder import ModelFolder
 from storage.errors import UnsuitableError
 
 PROBES = ("Hello, world! ", " two  spaces\n\n\ttab", "naïve 猫 🦊 e\u0301", "<s>[INST] x <|im_end|></s>", "")
 SHORTEST_SPECIAL = 3
 """Characters of a special token that counts when it is typed: a padding token may be a mere `!`."""
+OFTEN_LATE = 3
+"""Conversations that took too long until the template is to blame, not one of them."""
 _UNASKED = "\0"
 """Stands for a generation prompt nobody has looked for yet."""
 
@@ -24,7 +27,9 @@ _UNASKED = "\0"
 class Template:
     """A loaded tokenizer with its chat template."""
 
-    def __init__(self, folder: ModelFolder, *, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, folder: ModelFolder, *, trust_remote_code: bool = False, render_s: float = RENDER_S
+    ) -> None:
         """Loads it; a second for the first in a process.
 
         Raises `UnsuitableError` when it cannot be loaded, naming the flag if its own code is why.
@@ -40,17 +45,27 @@ class Template:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 folder.path, trust_remote_code=trust_remote_code, local_files_only=True
             )
-        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        # The edge where foreign files enter a library that says in many ways what is wrong with them.
+        except Exception as error:
             own_code = "trust_remote_code" in str(error)
             raise UnsuitableError(
                 f"the tokenizer of `{folder.model}` cannot be loaded: "
-                + ("it brings its own code" if own_code else f"{type(error).__name__}: {error}"),
+                + ("it brings its own code" if own_code else f"{type(error).__name__}: {error}"[:500]),
                 code="tokenizer.code" if own_code else "tokenizer.unusable",
                 hint="read that code, then add `--trust-remote-code`"
                 if own_code
                 else "name another with `--model`",
             ) from None
+        for text in _texts_of(getattr(self._tokenizer, "chat_template", None)):
+            if why := why_unsafe(text):
+                raise UnsuitableError(
+                    f"the chat template of `{folder.model}` may not be run: {why}"[:500],
+                    code="template.unsafe",
+                    hint="name another model with `--model`, or mend its `chat_template`",
+                )
+        self._bounds, self._late = Bounds(render_s), 0
         self.vocab_size = len(self._tokenizer)
+        self._longest: int | None = None
         self._special = _any_of(self._special_tokens())
         self._generation_prompt: str | None = _UNASKED
         self._ids: dict[str, list[int]] = {}
@@ -66,18 +81,37 @@ class Template:
     def render(self, messages: list[dict[str, Any]], *, for_answer: bool = True) -> str:
         """The conversation as the template writes it; with `for_answer` up to where the model begins.
 
-        Raises `TemplateRefusedError` when the template does.
+        Raises `TemplateRefusedError` when the template does, or takes more time or memory than any
+        conversation needs, and `UnsuitableError` when it takes too long again and again.
         """
-        import jinja2
-
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=for_answer
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise TemplateRefusedError(f"{type(error).__name__}: {error}") from None
-        assert isinstance(text, str)
+            with self._bounds.kept():
+                text = self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=for_answer
+                )
+        except TimeUpError as error:
+            self._late += 1
+            if self._late < OFTEN_LATE:
+                raise TemplateRefusedError(str(error)) from None
+            raise UnsuitableError(
+                f"the chat template of `{self.model}` took longer than {self._bounds.render_s:g} s for "
+                f"each of `{self._late}` conversations",
+                code="template.endless",
+                hint="name another model with `--model`, or mend its `chat_template`",
+            ) from None
+        # The edge where a foreign program runs: it may end in any way.
+        except Exception as error:
+            raise TemplateRefusedError(f"{type(error).__name__}: {error}"[:300]) from None
+        if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
+            raise TemplateRefusedError(f"it makes more than {MOST_CHARACTERS} characters")
         return text
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its length holds of these."""
+        if self._longest is None:
+            self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        return self._longest
 
     def generation_prompt(self, messages: list[dict[str, Any]]) -> str | None:
         """What the template adds for the model to begin with; None when that cannot be told.
@@ -87,8 +121,8 @@ class Template:
         """
         if self._generation_prompt is _UNASKED:
             self._generation_prompt = None
-            with_it = self.render(messages)
             try:
+                with_it = self.render(messages)
                 without = self.render(messages, for_answer=False)
             except TemplateRefusedError:
                 return None
@@ -179,6 +213,13 @@ class Encoded:
                 start, _ = encoding.token_to_chars(token)
                 return int(token) + (1 if start < char else 0)
         return None
+
+
+def _texts_of(template: Any) -> list[str]:
+    """A tokenizer's templates: one, several by name, or none."""
+    if isinstance(template, dict):
+        return [text for text in template.values() if isinstance(text, str)]
+    return [template] if isinstance(template, str) else []
 
 
 def _any_of(words: set[str]) -> re.Pattern[str] | None:
