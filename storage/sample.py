@@ -161,7 +161,7 @@ class Check:
     positions: int = 0
     """Last tokens of the sample whose log-probability the server said."""
     mean_logprob: float | None = None
-    """Of these tokens, nats, as the server says it."""
+    """Of those of these tokens that are the response's, nats, as the server says it."""
     head_error: float | None = None
     """Mean of |log-probability from the stored final state − the server's|, nats."""
     skipped: tuple[str, ...] = ()

@@ -124,6 +124,7 @@ def test_what_a_real_server_gives_is_judged_wrong_once_it_is_spoiled(
             hs_indices=EAGLE3,
             measured=found,
             server_logprobs=logprobs,
+            answered=count,
             own_logprobs=own,
             vocab_size=512,
             skipped=(),

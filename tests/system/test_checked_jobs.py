@@ -147,6 +147,9 @@ def test_a_sound_server_is_checked_and_raises_no_alarm(machine: Machine, mode: s
     assert f"checks: {checks['compared']} samples captured again" in shown
     assert "no alarm" in shown
     assert list((machine.folder / "spool").iterdir()) == []
+    machine.producer("down")
+    alone = json.loads(machine.producer("status", "--json", "--output-dir", "out").stdout)
+    assert (alone["source"], alone["checks"]) == ("store", checks)
 
 
 @pytest.mark.parametrize(

@@ -31,4 +31,6 @@ async def capture_once(order: Capture, url: str, context: Context) -> Captured:
         max_new_tokens=1,
     )
     states = stored_states(replied, order, order.digest, capture, facts)
-    return Captured(run=order.run, states=await checked(states, order.tokens, url, context))
+    return Captured(
+        run=order.run, states=await checked(states, order.tokens, order.prompt_length, url, context)
+    )

@@ -55,7 +55,7 @@ async def generate_once(order: Generate, url: str, context: Context, *, attempt:
     )
     response = _response(order, reply, attempt, facts.facts_id)
     states = stored_states(replied, order, response.digest, capture, facts)
-    states = await checked(states, response.tokens, url, context)
+    states = await checked(states, response.tokens, response.prompt_length, url, context)
     return Responded(run=order.run, response=response, states=states)
 
 

@@ -81,6 +81,7 @@ def check(
         hs_indices=INDICES,
         measured=found,
         server_logprobs=server_logprobs,
+        answered=TAIL,
         own_logprobs=own,
         vocab_size=2000,
         skipped=(),
@@ -228,12 +229,13 @@ def test_final_states_that_are_another_layers_are_found_by_the_output_head(
     }
 
 
-def judged_tokens(logprobs: NDArray[np.float64], vocab_size: int) -> Check:
+def judged_tokens(logprobs: NDArray[np.float64], vocab_size: int, answered: int = 1000) -> Check:
     return judged(
         "http://server",
         hs_indices=INDICES,
         measured=None,
         server_logprobs=logprobs,
+        answered=answered,
         own_logprobs=None,
         vocab_size=vocab_size,
         skipped=("second capture: server.busy",),
@@ -248,6 +250,14 @@ def test_given_tokens_less_likely_than_a_guess_are_another_tokenizers() -> None:
     assert found.mean_logprob == pytest.approx(guess - 0.6)
     assert judged_tokens(np.full(40, guess - 0.4), 1000).alarms == ()
     assert judged_tokens(np.full(15, guess - 9), 1000).alarms == (), "a few tokens tell nothing"
+
+
+def test_only_the_response_is_held_to_be_likely() -> None:
+    """A prompt may be anything: a list of names, another language's text, noise."""
+    logprobs = np.concatenate([np.full(20, -30.0), np.full(44, -1.5)])
+    found = judged_tokens(logprobs, 1000, answered=44)
+    assert (found.positions, found.mean_logprob, found.alarms) == (64, -1.5, ())
+    assert judged_tokens(logprobs, 1000, answered=0).mean_logprob is None
 
 
 def test_nothing_measured_is_no_alarm_and_says_why() -> None:

@@ -74,10 +74,13 @@ class Auditor:
         self._checked.add(server)
         return True
 
-    async def check(self, states: States, tokens: Tokens, url: str, context: Context) -> Check | None:
+    async def check(
+        self, states: States, tokens: Tokens, prompt_length: int, url: str, context: Context
+    ) -> Check | None:
         """What comes of checking states that have just been captured; None when they are not chosen.
 
-        `tokens` are prompt and response, int32 [T]. Nothing is raised but what cancels the caller,
+        `tokens` are prompt and response, int32 [T]; the response, generated or given, begins at
+        `prompt_length`. Nothing is raised but what cancels the caller,
         and no file is left.
         """
         settings, facts = context.view.settings, context.facts.get(url)
@@ -104,6 +107,7 @@ class Auditor:
             hs_indices=capture.hs_indices,
             measured=figures.measured,
             server_logprobs=figures.server_logprobs,
+            answered=len(tokens) - prompt_length,
             own_logprobs=figures.own_logprobs,
             vocab_size=vocab_size,
             skipped=figures.skipped,
@@ -205,7 +209,7 @@ class Auditor:
         return None
 
 
-async def checked(states: States, tokens: Tokens, url: str, context: Context) -> States:
+async def checked(states: States, tokens: Tokens, prompt_length: int, url: str, context: Context) -> States:
     """The states just captured, with their check if they are chosen for one.
 
     Cancelled, it leaves no file of theirs either: nobody will be told of them.
@@ -213,7 +217,7 @@ async def checked(states: States, tokens: Tokens, url: str, context: Context) ->
     if context.auditor is None:
         return states
     try:
-        check = await context.auditor.check(states, tokens, url, context)
+        check = await context.auditor.check(states, tokens, prompt_length, url, context)
     except BaseException:
         await discard(states.spool, url, context)
         raise

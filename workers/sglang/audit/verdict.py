@@ -27,8 +27,9 @@ HEAD_ERROR = 0.3
 """Nats, mean over a sample's last tokens: 0.004 on a real SGLang. A server rounds its logits to bf16, by 0.06
 at most where they are below 32; rows that are another token's are wrong by whole nats."""
 GUESS_MARGIN = 0.5
-"""Nats by which given tokens may be less likely than a guess among all: text of any kind is more likely
-than that, ids of another tokenizer are not."""
+"""Nats by which a response may be less likely than a guess among all tokens. What a model has sampled is more
+likely on average, and so is given text of any kind to a model that has learnt; ids of another tokenizer
+are not."""
 FEWEST_POSITIONS = 16
 """Fewer tokens than that tell nothing on average."""
 
@@ -45,13 +46,15 @@ def judged(
     hs_indices: Sequence[int],
     measured: Measured | None,
     server_logprobs: NDArray[np.float64] | None,
+    answered: int,
     own_logprobs: NDArray[np.float64] | None,
     vocab_size: int,
     skipped: Sequence[str],
 ) -> Check:
     """The check with its alarms; figures that are None were not to be had.
 
-    Log-probabilities are of the sample's last tokens, [k], and of the same ones.
+    Log-probabilities are of the sample's last tokens, [k], and of the same ones; the last `answered`
+    of them are the response's, generated or given.
     """
     alarms: list[Alarm] = []
     figures: dict[str, float | None] = {}
@@ -71,8 +74,10 @@ def judged(
             alarms += _of_rms(float(measured.rms[row]), row)
     if server_logprobs is not None and len(server_logprobs):
         positions = len(server_logprobs)
-        figures["mean_logprob"] = float(server_logprobs.mean())
-        alarms += _of_guessing(float(server_logprobs.mean()), positions, vocab_size)
+        answer = server_logprobs[max(0, positions - answered) :]
+        if len(answer):
+            figures["mean_logprob"] = float(answer.mean())
+            alarms += _of_guessing(float(answer.mean()), len(answer), vocab_size)
         if own_logprobs is not None:
             error = float(np.abs(own_logprobs - server_logprobs).mean())
             error = min(error, LARGEST) if math.isfinite(error) else LARGEST
@@ -136,6 +141,6 @@ def _of_guessing(mean: float, positions: int, vocab_size: int) -> Iterator[Alarm
             code="tokens.unlikely",
             value=mean,
             limit=limit,
-            message=f"mean log-probability of the last {positions} tokens, less than a guess has: they are "
-            "likely ids of another tokenizer; look at the dataset's rows and at `--model`",
+            message=f"mean log-probability of the response's last {positions} tokens, less than a guess has: "
+            "they are likely ids of another tokenizer; look at the dataset's rows and at `--model`",
         )
