@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+SKIPPED = 77
+"""Exit status of a benchmark that lacks what it measures; it has said what."""
 MARK = "row "
 """Begins each line that holds a row, among whatever else a benchmark prints."""
 
