@@ -2,7 +2,7 @@
 
 It types the commands a person would (`up --engine`, `enqueue`, `watch`, `storage verify`) with a Redis,
 a state folder and settings of its own, so that nothing else on the machine is touched, and takes all of
-it down again. Only the store stays; after an interruption not even that.
+it down again. Only the store stays, what went wrong in it too; after an interruption not even that.
 """
 
 import os
@@ -191,14 +191,18 @@ def _state_folder() -> Iterator[StateFolder]:
 
 @contextmanager
 def _store_folder(wanted: Path | None) -> Iterator[Path]:
-    """The store's folder; one that this call made goes again when the block fails."""
+    """The store's folder. One that this call made goes again when it was interrupted, or holds nothing yet;
+    what went wrong later is looked for in it.
+    """
     store = wanted or Path(tempfile.mkdtemp(prefix="eyas-demo-"))
     made = wanted is None or not wanted.exists()
     try:
         yield store
-    except BaseException:
-        if made:
+    except BaseException as error:
+        if made and (isinstance(error, KeyboardInterrupt) or not (store / "run.json").exists()):
             shutil.rmtree(store, ignore_errors=True)
+        elif made:
+            say(f"the store is kept for a look: {store}")
         raise
 
 

@@ -99,7 +99,14 @@ def _notes(seen: Glance, board: Board) -> list[str]:
         ago = duration(_age_s(seen.board))
         notes.append(f"no sink is up: nothing was fed or stored for {ago}; `producer up` starts one")
     served = {process.lane for process in seen.processes}
-    missing = [lane.name for lane in board.lanes if lane.waiting and lane.name not in served]
+    # of some the feeder has said it already
+    missing = [
+        lane.name
+        for lane in board.lanes
+        if lane.waiting
+        and lane.name not in served
+        and not any(f"the lane {lane.name}:" in note for note in board.notes)
+    ]
     if missing:
         notes.append(f"nobody serves {', '.join(missing)}, where messages wait; `producer up` starts them")
     return notes

@@ -10,6 +10,7 @@ from producer.machine.bring_up import bring_up
 from producer.machine.services import Request
 from producer.machine.up_state import StateFolder, UpState
 from producer.talk import say
+from storage.errors import UnavailableError
 from workers.broker.queues import Lane
 from workers.config import load_config, load_grace_s, state_dir
 
@@ -22,7 +23,12 @@ def running_here(redis_url: str, node: str) -> frozenset[str]:
     from workers.board.presence import living
     from workers.broker.connection import ping_or_explain
 
-    ping_or_explain(redis_url).close()
+    try:
+        ping_or_explain(redis_url).close()
+    except UnavailableError as error:
+        if error.code == "redis.away":
+            error.hint = "start that Redis, or leave `--redis-url` out: `producer up` starts one of its own"
+        raise
     return frozenset(process.lane for process in living(redis_url) if process.node == node)
 
 

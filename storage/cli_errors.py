@@ -16,7 +16,7 @@ from typing import TextIO
 
 import click
 
-from storage.errors import EyasError
+from storage.errors import EyasError, FullError
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells say it."""
@@ -90,6 +90,8 @@ def print_error(error: Exception, stream: TextIO | None = None) -> int:
 
 def _said(error: Exception) -> tuple[str, str | None, int]:
     match error:
+        case FullError():  # a worker waits and goes on by itself; a command has ended
+            return error.message, "free some room there, then run the same command again", error.exit_status
         case EyasError():
             return error.message, error.hint, error.exit_status
         case click.UsageError():

@@ -59,6 +59,13 @@ def test_the_table_shows_each_dataset_lane_and_server(tmp_path: Path, redis_url:
     assert "nobody serves short" in said.stdout
 
 
+def test_what_the_feeder_says_of_a_lane_is_not_said_twice(tmp_path: Path, redis_url: str) -> None:
+    note = "no worker serves the lane short: start one with `celery -A workers worker -Q short`"
+    carry(redis_url, small_store(tmp_path / "out"), notes=(note,))
+    said = producer("status", "--redis-url", redis_url, "--json", cwd=tmp_path)
+    assert json.loads(said.stdout)["notes"] == [note]
+
+
 def test_a_locale_without_our_signs_gets_all_the_rest(tmp_path: Path, redis_url: str) -> None:
     carry(redis_url, small_store(tmp_path / "out"))
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -193,7 +193,14 @@ def notes_of(
 ) -> tuple[str, ...]:
     """What a person should know now. `wanted_lanes`: lane → orders that are out for it."""
     notes = [f"server {s.url} is {s.state}: {s.reason}" for s in servers if s.state in WORST_FIRST[:2]]
-    notes += [f"{p.name} is {p.state}: {p.says}" for p in processes if p.state != "running" and p.says]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for p in processes:
+        if p.state != "running" and p.says:
+            alike.setdefault((p.state, p.says), []).append(p.name)
+    notes += [
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {state}: {says}"
+        for (state, says), names in alike.items()
+    ]
     serving = {p.lane for p in processes}
     notes += [
         f"no worker serves the lane {lane}: start one with `celery -A workers worker -Q {lane}`"
@@ -207,17 +214,3 @@ def notes_of(
         if count and node not in sink_nodes
     ]
     return tuple(notes)
-
-
-class Wasted:
-    """Calls made twice, over processes that come and go."""
-
-    def __init__(self, before: int) -> None:
-        self._gone = before
-        self._last: dict[tuple[str, float], int] = {}
-
-    def add(self, processes: Sequence[ProcessSnapshot]) -> int:
-        """The sum so far. A process that restarts counts from 0 again, under another start."""
-        for p in processes:
-            self._last[p.name, p.started] = p.wasted
-        return self._gone + sum(self._last.values())

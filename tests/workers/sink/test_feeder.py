@@ -397,9 +397,24 @@ def test_the_board_says_what_a_person_should_know(stage: Make) -> None:
             name="sink@h", lane="sink", node="n", pid=1, at=0, started=0, state="paused", says="disk is full"
         ),
     )
+    for name in ("long@h", "short@h"):
+        write_process(
+            s.client,
+            ProcessSnapshot(
+                name=name,
+                lane="long",
+                node="n",
+                pid=1,
+                at=0,
+                started=0,
+                state="waiting",
+                says="no server is up",
+            ),
+        )
     s.step()
     assert read_board(s.client).notes == ()
     s.step(SETTLED_S)
+    assert "long@h, short@h are waiting: no server is up" in read_board(s.client).notes
     notes = " | ".join(read_board(s.client).notes)
     assert "sink@h is paused: disk is full" in notes
     assert "no worker serves the lane short" in notes
