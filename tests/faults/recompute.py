@@ -5,6 +5,7 @@ the same prefill says which token the engine picks there.
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -27,6 +28,19 @@ def _model() -> tuple[Llama, np.ndarray]:
     model = Llama(folder)
     masked = Detokenizer(folder).special_ids | frozenset(model.config.eos_ids)
     return model, np.array(sorted(masked))
+
+
+def is_right(
+    tokens: np.ndarray, prompt_length: int, prompt_id: bytes, stored: Sequence[bytes], seed: int
+) -> bool:
+    """Whether a response and its states, each stored copy by its digest, are the engine's bit for bit."""
+    states, picked = states_and_tokens(tokens, prompt_length, prompt_id, seed=seed)
+    return picked == tokens[prompt_length:].tolist() and set(stored) == {tensor_digest(states)}
+
+
+def tensor_digest(states: np.ndarray) -> bytes:
+    """BLAKE2b over a tensor's shape and bytes."""
+    return hashlib.blake2b(f"{states.shape}".encode() + states.tobytes()).digest()
 
 
 def states_and_tokens(

@@ -65,6 +65,7 @@ class Soak:
         self.job = Job(
             cluster, prompts=PROMPTS, lanes=("short", "long"), concurrency=(4, 2, 6), deadly=DEADLY
         )
+        self.invariants = Invariants(cluster, self.job)
         self.counts = Counts()
         self.over = threading.Event()
         self._began = time.monotonic()
@@ -74,7 +75,9 @@ class Soak:
         self.job.more(AHEAD)
         commits = Commits(self.cluster.out / "states" / "eagle3")
         asking = threading.Thread(target=self._keep_asking, name="asking", daemon=True)
+        checking = threading.Thread(target=self._keep_checking, name="checking", daemon=True)
         asking.start()
+        checking.start()
         try:
             assert commits.wait_after(time.monotonic(), 120) is not None, (
                 "nothing was stored before any fault"
@@ -83,11 +86,13 @@ class Soak:
         finally:
             self.over.set()
             asking.join()
+            checking.join()
             commits.stop()
         self._say("no more faults; waiting for the run to finish")
         while not self.job.keep_asking():
             time.sleep(0.5)
         self.job.finish(FINISHES_WITHIN_S)
+        self._say("finished; checking")
         return self.counts
 
     def dead_letters(self) -> list[bytes]:
@@ -156,6 +161,11 @@ class Soak:
                 self.job.begin_more(AHEAD)
             self.job.keep_asking()
 
+    def _keep_checking(self) -> None:
+        """Recompute samples as they come: at the end it would take as long as generating them."""
+        while not self.over.wait(30.0):
+            self.invariants.begin()
+
     def _say(self, text: str) -> None:
         say(f"{time.monotonic() - self._began:7.1f} s  {text}")
 
@@ -200,7 +210,7 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
         soak = Soak(cluster, seed)
         try:
             counts = soak.run(minutes)
-            checked = Invariants(cluster, soak.job).hold(soak.dead_letters())
+            checked = soak.invariants.hold(soak.dead_letters())
             gauges.stop()
             stubborn = cluster.supervisor.terminate(GRACE_S)
             assert not stubborn, f"did not heed SIGTERM within {GRACE_S:.0f} s: {stubborn}"

@@ -42,7 +42,7 @@ class Trial:
     def begin(self, prompts: int = PROMPTS) -> None:
         """Ask for more, and wait until some are in work."""
         self.job.begin_more(prompts)
-        until(self._works, "calls are in flight")
+        until(self._works, "calls are in flight", 180.0)
 
     def ends_well(self, dead: Sequence[bytes] = (), *, within_s: float = 120.0) -> Checked:
         """Wait for the end of what was asked for, and check everything."""
