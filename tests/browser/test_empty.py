@@ -51,6 +51,8 @@ def test_what_comes_is_shown_without_loading_and_what_is_wrong_is_said(
         assert browser.text("#tp-progress") == "80 of 200"
         assert browser.text("#tp-output") == "813 tok/s"
         assert browser.rows("tp-failures") == [["server.refused", "2", "B2 2"]]
+        assert "its rows differ" in browser.text("#tp-alarms")
+        assert browser.text("#tp-checks-sub") == "1 sample has an alarm"
         assert browser.text("#tp-notes") == "server http://gpu2:30000 is away: refused"
         assert browser.rows("tp-sinks") == [["No sink is up: nothing is stored."]]
         assert [row[1].split("\n")[0] for row in browser.rows("tp-servers")] == ["up", "away"]

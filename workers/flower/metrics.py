@@ -68,6 +68,9 @@ def _run(board: Board, now: float) -> Iterator[Metric]:
     yield _gauge("eyas_results_waiting", "Results no sink has committed yet.", board.sink_waiting)
     if board.stored_bytes is not None:
         yield _gauge("eyas_stored_bytes", "Bytes of the store on its disk.", board.stored_bytes)
+    if board.checks is not None:
+        yield _gauge("eyas_checked_samples", "Samples that were checked.", board.checks.samples)
+        yield _gauge("eyas_alarmed_samples", "Checked samples with an alarm.", board.checks.alarmed)
     if board.disk_free_bytes is not None:
         yield _gauge("eyas_disk_free_bytes", "Room left where the store is.", board.disk_free_bytes)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from storage.checks import ChecksSummary
 from workers.board.board import Board, DatasetBoard, ServerBoard
 from workers.board.processes import ProcessSnapshot, ServerLoad
 from workers.board.tally import Tally
@@ -16,6 +17,8 @@ from workers.broker.backlog import Backlog
 from workers.broker.queues import SINK
 from workers.runs import Carried
 
+ALARMS = 5
+"""Alarms of checks that are shown one by one; `storage info` has all."""
 STALE_S = 15.0
 """The feeder writes every second; a board older than this has nobody behind it."""
 
@@ -54,6 +57,7 @@ def snapshot(look: Look, now: float) -> dict[str, Any]:
         "servers": [_server(one, look, loads.get(one.url), now) for one in board.servers] if board else [],
         "sinks": [_sink(one, look, now) for one in look.processes if one.lane == SINK],
         "notes": list(board.notes) if board and state != "stalled" else [],
+        "checks": _checks(board.checks) if board else None,
     }
 
 
@@ -130,6 +134,18 @@ def _totals(board: Board, tally: Tally | None) -> dict[str, Any]:
         "captured_tokens": tally.captured_tokens if tally else 0,
         "again": tally.of("again") if tally else 0,
         "requeued": tally.of("requeued") if tally else 0,
+    }
+
+
+def _checks(checks: ChecksSummary | None) -> dict[str, Any] | None:
+    """What checking some samples came to, with its first alarms as sentences."""
+    if checks is None:
+        return None
+    return {
+        "samples": checks.samples,
+        "alarmed": checks.alarmed,
+        "says": str(checks),
+        "alarms": [str(alarm) for alarm in checks.alarms[:ALARMS]],
     }
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from storage.checks import ChecksSummary, RaisedAlarm
 from storage.run import Run
 from tests.workers.sink.making import make_spec
 from workers.board.board import Board, DatasetBoard, LaneBoard, Rates, ServerBoard
@@ -108,6 +109,21 @@ BOARD = Board(
     spool_bytes=4096,
     disk_free_bytes=500,
     stored_bytes=123_456,
+    checks=ChecksSummary(
+        samples=12,
+        compared=12,
+        alarmed=1,
+        alarms=(
+            RaisedAlarm(
+                id="ab" * 16,
+                server=ONE,
+                code="states.differ",
+                value=0.5,
+                limit=0.1,
+                message="its rows differ",
+            ),
+        ),
+    ),
     notes=(f"server {TWO} is away: refused",),
 )
 

@@ -46,6 +46,8 @@ def test_each_figure_has_its_name_and_labels() -> None:
     assert value(LOOK, "eyas_server_kv_used_ratio", server=ONE) == 0.875
     assert value(LOOK, "eyas_spool_oldest_seconds", node="n1") == 12
     assert value(LOOK, "eyas_board_age_seconds") == 1
+    assert value(LOOK, "eyas_checked_samples") == 12
+    assert value(LOOK, "eyas_alarmed_samples") == 1
     assert value(LOOK, "eyas_wasted_calls_total", lane="sink") == 3
     assert value(LOOK, "eyas_states_written_bytes_total") == 1 << 20
 

@@ -27,6 +27,16 @@ def test_each_figure_is_the_boards_or_the_processes() -> None:
     assert (sink["waiting"], sink["spool_bytes"], sink["spool_oldest_s"]) == (5 + 4, 4096, 12)
 
 
+def test_checks_are_counted_and_their_alarms_are_sentences() -> None:
+    checks = snapshot(LOOK, NOW)["checks"]
+    assert (checks["samples"], checks["alarmed"]) == (12, 1)
+    (alarm,) = checks["alarms"]
+    assert "its rows differ" in alarm
+    assert "the limit is 0.1" in alarm
+    unchecked = changed(board=dataclasses.replace(BOARD, checks=None))
+    assert snapshot(unchecked, NOW)["checks"] is None
+
+
 def test_calls_in_flight_are_added_up_for_each_lane_at_each_server() -> None:
     lanes = {lane["name"]: lane for lane in snapshot(LOOK, NOW)["lanes"]}
     assert lanes["short"]["servers"] == [

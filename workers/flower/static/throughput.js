@@ -101,16 +101,23 @@
             return;
         }
         seen = now;
-        const notes = now.notes.map((note) => {
-            const item = document.createElement("li");
-            item.textContent = note;
-            return item;
-        });
-        by("notes").hidden = !notes.length;
-        by("notes").replaceChildren(...notes);
+        say("notes", now.notes);
+        say("alarms", now.checks ? now.checks.alarms : []);
         showTotals(now);
         showTables(now);
         document.title = titleOf(now);
+    }
+
+    function say(id, sentences) {
+        const list = by(id);
+        if (list.dataset.key === JSON.stringify(sentences)) return;
+        list.dataset.key = JSON.stringify(sentences);
+        list.hidden = !sentences.length;
+        list.replaceChildren(...sentences.map((sentence) => {
+            const item = document.createElement("li");
+            item.textContent = sentence;
+            return item;
+        }));
     }
 
     function banner(now) {
@@ -149,6 +156,12 @@
         put("failed-sub", now.dead_letters.length ? "most: " + now.dead_letters[0].code : "samples given up");
         put("wasted", Words.count(all.wasted));
         put("wasted-sub", Words.count(all.again) + " tried again · " + Words.count(all.requeued) + " put back");
+        const checks = now.checks;
+        put("checks", checks ? Words.count(checks.samples) : "none yet");
+        put("checks-sub", !checks ? "of a few samples, by themselves"
+            : checks.alarmed ? Words.plural(checks.alarmed, "sample has an alarm", "samples have an alarm") : "no alarm");
+        by("checks-sub").title = checks ? checks.says : "";
+        by("checks").parentElement.classList.toggle("tp-alarmed", Boolean(checks && checks.alarmed));
         const oldest = Math.max(-1, ...now.sinks.map((sink) => sink.spool_oldest_s ?? -1));
         put("spool", Words.size(all.spool_bytes));
         put("spool-sub", oldest >= 0 ? "oldest " + Words.duration(oldest) : "empty");
