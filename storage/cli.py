@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SHOWN = 20
 """Problems that are printed one by one; `--json` has them all."""
 
+LEAST_KEPT_HOURS = 0.1
+"""Least time that replaced segments are kept: longer than any listing takes, see `replaced.py`."""
+
 _FOLDER = click.Path(path_type=Path)
 
 
@@ -94,11 +97,11 @@ def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, th
 @_json
 @click.option(
     "--keep-hours",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=LEAST_KEPT_HOURS),
     default=24.0,
     envvar="EYAS_KEEP_HOURS",
     help="How long segments that were merged into others are kept for those who read them without "
-    "looking again.  [env var: EYAS_KEEP_HOURS; default: 24]",
+    f"looking again, at least {LEAST_KEPT_HOURS}.  [env var: EYAS_KEEP_HOURS; default: 24]",
 )
 def compact_command(path: Path | None, output_dir: Path | None, as_json: bool, keep_hours: float) -> int:
     r"""Merge small segments into few big ones, while others read and write.
@@ -109,7 +112,7 @@ def compact_command(path: Path | None, output_dir: Path | None, as_json: bool, k
     \b
     Examples:
       storage compact eyas-data
-      storage compact eyas-data --keep-hours 0   # nobody reads it: free the room at once
+      storage compact eyas-data --keep-hours 0.1   # soon after: free the room of what it replaced
       storage compact eyas-data --json
 
     Ends with 0 when all was compacted, with 1 when a damaged segment had to be left as it is.

@@ -67,23 +67,24 @@ class Index:
         After an error it is empty, and the next call reads everything: half of a look would be
         taken for the whole ever after. Raises `DamagedError`, and `OSError` for a disk's trouble.
         """
-        for again in (True, False):
+        missing = ""
+        while True:
             try:
                 return self._refresh()
             except FileNotFoundError as error:
                 # A compaction has merged and deleted a segment while we read it: the next listing
                 # has the merged one. What is gone for good is gone there too.
                 self._forget()
-                if not again:
+                if str(error.filename) == missing:
                     raise DamagedError(
-                        f"`{error.filename}` is gone",
+                        f"`{missing}` is gone",
                         code="file.missing",
                         hint="`storage verify` lists everything that is damaged",
                     ) from None
+                missing = str(error.filename)
             except BaseException:
                 self._forget()
                 raise
-        raise AssertionError("unreachable")
 
     def _refresh(self) -> bool:
         # What is listed first was committed first: every response found here has its prompt here

@@ -166,18 +166,19 @@ class Samples:
         return self._states_columns(number).read(row)
 
     def _read(self, read: Callable[[], _T]) -> _T:
-        """What `read` gives; once more with a new index when a compaction has moved the sample."""
-        try:
-            return read()
-        except FileNotFoundError:
+        """What `read` gives; again with a new index for as long as compactions move the sample."""
+        missing = ""
+        while True:
+            try:
+                return read()
+            except FileNotFoundError as error:
+                if str(error.filename) == missing:
+                    raise DamagedError(f"`{missing}` is gone", code="file.missing") from None
+                missing = str(error.filename)
             index = Index(Store.open(self._path), self.capture)
             index.refresh()
             self._locate(index)
             self._start_caches()
-        try:
-            return read()
-        except FileNotFoundError as error:
-            raise DamagedError(f"`{error.filename}` is gone", code="file.missing") from None
 
     def _locate(self, index: Index) -> None:
         """Take the places of our samples from an index."""

@@ -1,7 +1,9 @@
 """Segments that a merged one has replaced: which are still there, since when, and deleting them.
 
-They are kept a day for those who read them without looking again. A segment leaves its folder by
-one rename, so nobody ever sees half of one; its files are deleted where nobody looks.
+They are kept a day for those who read them without looking again, and must be kept longer than
+any listing of the folder takes: a listing is no snapshot, and one that missed what came while it
+read must not miss what that has replaced too. A segment leaves its folder by one rename, so nobody
+ever sees half of one; its files are deleted where nobody looks.
 """
 
 import shutil
@@ -61,8 +63,8 @@ def delete_replaced(
 ) -> Deleted:
     """Delete what was replaced so long before `now`, which is this moment unless given.
 
-    Safe at any moment, by any number of processes, killed anywhere: the rows are in a segment
-    that is visible, or in one that has replaced that, and both name what they hide.
+    Safe by any number of processes, killed anywhere, while others read and write and `kept_s` is
+    longer than a listing takes: the rows are in a segment that is visible, which names all it hides.
     """
     deleted = Deleted()
     limit = (time.time() if now is None else now) - kept_s

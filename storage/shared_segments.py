@@ -49,15 +49,21 @@ class SharedSegments:
 
         Looks for new segments only when it is not known, or when a compaction has moved it.
         """
-        try:
-            found = self._stored_response(sample_id)
-        except FileNotFoundError:
-            found = None
-        if found is None:
+        missing = ""
+        looked = False
+        while True:
+            try:
+                found = self._stored_response(sample_id)
+            except FileNotFoundError as error:
+                if str(error.filename) == missing:
+                    raise DamagedError(f"`{missing}` is gone", code="file.missing") from None
+                missing, looked = str(error.filename), False
+            else:
+                if found is not None or looked:
+                    return found
             with self._lock:
                 self._responses.refresh()
-            found = self._stored_response(sample_id)
-        return found
+            looked = True
 
     def _stored_response(self, sample_id: bytes) -> Response | None:
         with self._lock:
@@ -66,6 +72,13 @@ class SharedSegments:
             return None
         number, row = placed(found)
         return self._columns(number).response(row)
+
+    def known_responses(self, sample_ids: Sequence[bytes]) -> list[bool]:
+        """Which of these prompts have a response, as of now."""
+        with self._lock:
+            self._responses.refresh()
+            known: list[bool] = self._responses.known(ids_array(list(sample_ids))).tolist()
+        return known
 
     def commit_responses(self, batch: Sequence[Response]) -> int:
         """Commit those whose prompt has no response yet; how many that were."""

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +74,6 @@ def names(folder: Path) -> list[str]:
 
 
 def compacted(path: Path, kept_s: float = DAY_S, now: float | None = None) -> CompactReport:
-    import time
-
     return compact(path, quiet(), kept_s=kept_s, clock=lambda: time.time() if now is None else now)
 
 

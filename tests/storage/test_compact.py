@@ -340,7 +340,11 @@ def test_the_command_says_what_it_did_and_what_is_kept(tmp_path: Path):
         for path in (store.path / kind).rglob("*")
         if path.is_file()
     )
-    last = storage_command("compact", str(store.path), "--keep-hours", "0").stdout
+    assert storage_command("compact", str(store.path), "--keep-hours", "0").returncode == 2
+    for merged in store.path.glob("**/zarr.json"):
+        at = time.time() - 1000
+        os.utime(merged, (at, at))
+    last = storage_command("compact", str(store.path), "--keep-hours", "0.25").stdout
     assert "deleted 24 replaced segments" in last
     assert "nothing to merge" in last
     assert storage_command("verify", str(store.path)).returncode == 0
