@@ -72,8 +72,12 @@ def test_a_reply_into_a_file_ends_at_its_bound(tmp_path: Path) -> None:
 def test_facts_without_end_are_no_server_s() -> None:
     async def run() -> None:
         talker = Talker()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await talker(request)
+
         app = web.Application()
-        app.router.add_get("/{path:.*}", talker)
+        app.router.add_get("/{path:.*}", handle)
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
