@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -266,4 +267,6 @@ class Draft:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-            self._temporary.unlink(missing_ok=True)
+        if self._size:
+            with suppress(OSError):  # a folder that is no more; what stays is swept
+                self._temporary.unlink(missing_ok=True)

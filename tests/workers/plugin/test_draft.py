@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import EyasError, FullError
+from storage.errors import EyasError, FullError, UnavailableError
 from storage.spool import Spool
 from workers.plugin import draft as drafts
 from workers.plugin.rows import Part
@@ -131,6 +131,16 @@ def test_a_full_disk_is_an_error_of_the_request(writer, monkeypatch):
         draft.put(part(5, 5)), draft.finish(10).result(timeout=20)
     writer.close()
     assert files(writer) == []
+
+
+def test_a_file_that_cannot_be_given_its_name_is_an_error_and_none_is_left(writer):
+    draft = begin(writer)
+    draft.put(part(0, 5))
+    (writer._spool.folder / "file").mkdir()
+    with pytest.raises(UnavailableError):
+        draft.finish(5).result(timeout=20)
+    writer.close()
+    assert files(writer) == ["file"]
 
 
 def test_a_fault_of_ours_is_said_and_not_waited_for(writer, monkeypatch):
