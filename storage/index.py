@@ -152,9 +152,9 @@ class Index:
         ids = np.concatenate([column.ids for column in columns])
         keys = ids ^ np.concatenate([column.digests for column in columns])
         places = np.concatenate([column.places for column in columns])
-        self._states_keys.add(keys, places)
+        new = self._states_keys.add(keys, places)
         merged = np.concatenate([np.full(len(c.ids), bool(c.segment.replaces)) for c in columns])
-        self._states_keys.replace(keys[merged], places[merged])
+        self._states_keys.replace(keys[merged & ~new], places[merged & ~new])
         return ids
 
     def _read_failures(self, segments: list[Segment]) -> None:
@@ -170,7 +170,9 @@ class Index:
 
     def _settle(self, ids: _Rows) -> None:
         """Work out again the outcome of these prompts."""
-        for dataset, at, _ in self._located(ids):
+        # A first look touches every prompt, most of them twice: then none has to be looked up.
+        all_of_them = [(dataset, np.arange(len(dataset)), ids) for dataset in self._numbers]
+        for dataset, at, _ in all_of_them if len(ids) >= len(self._positions) else self._located(ids):
             keys = dataset.id_rows[at] ^ dataset.digest_rows[at]
             responded = dataset.response_places[at] != ABSENT
             states = np.where(responded, self._states_keys.find(keys), ABSENT)

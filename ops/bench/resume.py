@@ -4,7 +4,9 @@
 
 A store of the ids' size is made first (segments as the sink writes them, but tensors of two
 bytes a token); then a process of its own opens it and counts what is wanted, as a feeder that
-begins does. The seconds are those this process computed; on a busy machine it waits for others too.
+begins does: over the segments as they were written, beside those that a compaction has merged
+them into, and when what was replaced is deleted. The seconds are those this process computed; on
+a busy machine it waits for others too.
 """
 
 import argparse
@@ -13,15 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ops.bench.report import Row, print_rows, say
+from storage.compact import compact
 from storage.index import Index, wanted
+from storage.progress import Progress
 from storage.run import CaptureSpec, DatasetSpec, RunSpec, Sampling, StatesMode
-from storage.segment import SegmentName, Staging
+from storage.segment import SegmentName, Staging, create_group, list_segments
 from storage.settings import DatasetSettings
 from storage.store import Store
 
@@ -72,7 +77,7 @@ def commit(
 def make(path: Path, count: int, per_segment: int) -> None:
     """A run of `count` samples, nine tenths of them stored."""
     store = Store.create(path, SPEC)
-    (path / "states" / CAPTURE.name).mkdir()
+    create_group(path / "states" / CAPTURE.name, {})
     each = count // DATASETS
     seq = 0
     for number in range(DATASETS):
@@ -92,24 +97,35 @@ def make(path: Path, count: int, per_segment: int) -> None:
             rows = np.arange(first, min(first + per_segment, each * 9 // 10)) + number * each
             ids, digests, n = ids_of(rows, b"id"), ids_of(rows, b"digest"), len(rows)
             seq += 1
-            columns = {
-                "id": ids,
-                "digest": digests,
+            keys = {"id": ids, "digest": digests, "facts": np.zeros(n, np.uint16)}
+            offset = np.arange(n + 1, dtype=np.int64) * 2 * TOKENS
+            named: dict[str, object] = {"samples": n, "facts": ["f"]}
+            responses = {
+                **keys,
                 "dataset": np.zeros(n, np.uint16),
-                "offset": np.arange(n + 1, dtype=np.int64) * 2 * TOKENS,
+                "offset": offset,
+                "tokens": np.zeros(n * 2 * TOKENS, np.int32),
+                "prompt_length": np.full(n, TOKENS, np.int32),
+                "span_offset": np.zeros(n + 1, np.int64),
+                "spans": np.zeros((0, 5), np.int32),
+                "text_offset": np.zeros(n + 1, np.int64),
+                "text": np.zeros(0, np.uint8),
                 "finish": np.zeros(n, np.uint8),
+                "counts": np.zeros((n, 3), np.int32),
+                "timings": np.zeros((n, 3)),
             }
-            commit(store, "responses", SegmentName(node=None, seq=seq), columns, samples=n, datasets=[name])
-            commit(
-                store,
-                f"states/{CAPTURE.name}",
-                SegmentName(node="node1", seq=seq),
-                {"id": ids, "digest": digests},
-                samples=n,
-            )
+            commit(store, "responses", SegmentName(node=None, seq=seq), responses, **named, datasets=[name])
+            states = {
+                **keys,
+                "offset": offset,
+                "crc32": np.full(n, zlib.crc32(bytes(2 * 2 * TOKENS)), np.uint32),
+                "states": np.zeros((n * 2 * TOKENS, 1, 1), np.uint16),
+            }
+            folder = f"states/{CAPTURE.name}"
+            commit(store, folder, SegmentName(node="node1", seq=seq), states, **named)
 
 
-def decide(path: str) -> None:
+def decide(path: str, when: str) -> None:
     """What the child process runs: the decision, and a look that finds nothing new."""
     begun, cpu = time.perf_counter(), time.process_time()
     store = Store.open(Path(path))
@@ -119,11 +135,11 @@ def decide(path: str) -> None:
     decided, cpu = time.perf_counter(), time.process_time() - cpu
     index.refresh()
     say(
-        f"resume segments={len(index.responses.segments) * 2}"
+        f"resume {when}: segments={len(list_segments(store.path / 'responses')) * 2}"
         f" missing={sum(len(counts.missing) for counts in found)}"
         f" wall_s={decided - begun:.2f} next_look_s={time.perf_counter() - decided:.3f}"
     )
-    what = f"resume decision for {sum(counts.total for counts in found)} ids"
+    what = f"resume decision for {sum(counts.total for counts in found)} ids, {when}"
     print_rows([Row(what=what, measured=round(cpu, 2), at_most=2, unit="s")])
 
 
@@ -138,8 +154,22 @@ def main() -> None:
     ids = 20_000 if arguments.quick else arguments.ids
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         make(Path(name) / "out", ids, arguments.segment)
-        program = "import sys; from ops.bench.resume import decide; decide(sys.argv[1])"
-        subprocess.run([sys.executable, "-c", program, str(Path(name) / "out")], check=True)
+        path = Path(name) / "out"
+        program = "import sys; from ops.bench.resume import decide; decide(*sys.argv[1:])"
+
+        def decided(when: str) -> None:
+            subprocess.run([sys.executable, "-c", program, str(path), when], check=True)
+
+        segments = 2 * len(list_segments(path / "responses"))
+        decided(f"{segments} segments")
+        for kept_s, when in ((3600.0, "compacted"), (0.0, "the old ones deleted")):
+            begun = time.perf_counter()
+            with Progress("compacting") as progress:
+                report = compact(path, progress, kept_s=kept_s)
+            merged = sum(folder.merged for folder in report.folders)
+            took = time.perf_counter() - begun
+            say(f"compact merged={merged} deleted={report.deleted_segments} s={took:.2f}")
+            decided(when)
 
 
 if __name__ == "__main__":
