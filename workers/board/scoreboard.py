@@ -214,3 +214,17 @@ def notes_of(
         if count and node not in sink_nodes
     ]
     return tuple(notes)
+
+
+class Wasted:
+    """Calls made twice, over processes that come and go."""
+
+    def __init__(self, before: int) -> None:
+        self._gone = before
+        self._last: dict[tuple[str, float], int] = {}
+
+    def add(self, processes: Sequence[ProcessSnapshot]) -> int:
+        """The sum so far. A process that restarts counts from 0 again, under another start."""
+        for p in processes:
+            self._last[p.name, p.started] = p.wasted
+        return self._gone + sum(self._last.values())
