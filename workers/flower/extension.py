@@ -46,7 +46,7 @@ def extend(redis_url: str) -> None:
     from flower import urls
 
     from workers.flower.looking import Looker
-    from workers.flower.pages import Data, Metrics, OwnFiles, Page, Past
+    from workers.flower.pages import Data, FlowersMetrics, Metrics, OwnFiles, Page, Past
 
     for name, value in DEFAULTS.items():
         setattr(options, name, value)
@@ -57,8 +57,9 @@ def extend(redis_url: str) -> None:
         url(r"/throughput/history", Past, looker, name="throughput-history"),
         url(r"/throughput/static/(.*)", OwnFiles, {"path": str(STATIC)}, name="throughput-static"),
         url(r"/throughput/metrics", Metrics, looker, name="throughput-metrics"),
+        url(r"/metrics", FlowersMetrics),
     ]
-    # Before Flower's last handler, which answers every path with 404.
+    # Before Flower's own, the last of which answers every path with 404.
     urls.handlers[:0] = ours
     urls.settings["template_loader"] = Templates(urls.settings["template_path"])
 

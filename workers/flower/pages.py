@@ -7,7 +7,7 @@ Each derives from Flower's own handler, so its login covers it. What is shown is
 import json
 from typing import Any
 
-from flower.views import BaseHandler
+from flower.views import BaseHandler, monitor
 from prometheus_client import CONTENT_TYPE_LATEST
 from tornado.web import HTTPError, StaticFileHandler, authenticated
 
@@ -76,6 +76,15 @@ class Metrics(_Asked):
         """The text that Prometheus scrapes."""
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         self.finish(await self.looker.metrics())
+
+
+class FlowersMetrics(monitor.Metrics):  # type: ignore[misc]
+    """Flower's own metrics, which it would show to whoever asks."""
+
+    @authenticated
+    async def get(self) -> None:
+        """The text that Prometheus scrapes."""
+        await super().get()
 
 
 class OwnFiles(StaticFileHandler):

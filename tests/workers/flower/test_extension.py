@@ -10,9 +10,8 @@ import redis
 
 from storage.run import StatesMode
 from tests.workers.flower.flower_process import Flower, running_flower
-from tests.workers.flower.test_history import SAMPLE, put
+from tests.workers.flower.test_history import put
 from tests.workers.sink.making import make_store
-from workers.board.history import History
 from workers.runs import claim
 
 OURS = ("/throughput", "/throughput/data", "/throughput/history", "/throughput/metrics")
@@ -81,26 +80,29 @@ def test_the_run_and_its_history_are_there_after_a_restart_of_flower(redis_url: 
     with redis.Redis.from_url(redis_url) as client:
         claim(client, store.run, store.path)
         seconds, _ = client.time()
-        for ago in (20, 15, 10, 5):
-            put(client, 5, seconds - ago, run=store.run.id, output_tokens=50 * (20 - ago))
-        History(client, store.run.id).add(SAMPLE)
+        for ago in (100, 95, 90, 85, 80):
+            put(client, 5, seconds - ago, run=store.run.id, output_tokens=50 * (100 - ago))
     for _ in range(2):
         with running_flower(tmp_path, redis_url) as flower:
             past = json.loads(flower.get("/throughput/history?span=900").text)
-            assert past["output"][-2] == pytest.approx(50, rel=0.2)
+            assert past["from"] == seconds - 100
+            speeds = [speed for speed in past["output"] if speed is not None]
+            assert speeds
+            assert speeds == [pytest.approx(50)] * len(speeds)
             assert json.loads(flower.get("/throughput/data").text)["state"] == "waiting"
 
 
 def test_flowers_login_covers_all_of_it(redis_url: str, tmp_path: Path) -> None:
     with running_flower(tmp_path, redis_url, "--basic_auth=ann:pass") as flower:
-        for path in OURS:
+        for path in (*OURS, "/metrics"):
             assert flower.get(path).status == 401, path
             assert flower.get(path, login="ann:wrong").status == 401, path
             assert flower.get(path, login="ann:pass").status == 200, path
 
 
-def test_under_a_prefix_every_address_of_the_page_has_it(redis_url: str, tmp_path: Path) -> None:
-    with running_flower(tmp_path, redis_url, "--url_prefix=eyas") as flower:
+def test_a_configuration_file_wins_and_its_prefix_is_in_every_address(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text('url_prefix = "eyas"\ntasks_columns = "name,state"\n')
+    with running_flower(tmp_path, redis_url, "--conf=conf.py") as flower:
         page = flower.get("/eyas/throughput").text
         addresses = re.findall(r'data-(?:now|past)="([^"]+)"', page)
         addresses += re.findall(r'(?:src|href)="([^"]*throughput[^"]*)"', page)
@@ -108,12 +110,7 @@ def test_under_a_prefix_every_address_of_the_page_has_it(redis_url: str, tmp_pat
         for path in addresses:
             assert path.startswith("/eyas/"), path
             assert flower.get(path).status == 200, path
-
-
-def test_a_configuration_file_and_flags_win_over_our_defaults(redis_url: str, tmp_path: Path) -> None:
-    (tmp_path / "conf.py").write_text('tasks_columns = "name,state"\n')
-    with running_flower(tmp_path, redis_url, "--conf=conf.py") as flower:
-        assert re.findall(r'data-column="(\w+)"', flower.get("/tasks").text) == ["name", "state"]
+        assert re.findall(r'data-column="(\w+)"', flower.get("/eyas/tasks").text) == ["name", "state"]
 
 
 def test_a_redis_that_is_away_is_an_answer(tmp_path: Path) -> None:
