@@ -74,6 +74,8 @@ def stage_merged(
     """
     for name in table.columns:
         staging.plain(name, np.concatenate([_column(part, name) for part in parts]))
+    for name in table.optional:
+        staging.plain(name, np.concatenate([_optional(part, name) for part in parts]))
     attributes = dict(parts[0].segment.attributes)
     for name, attribute in table.named.items():
         numbers, attributes[attribute] = _renumbered(parts, name, attribute)
@@ -191,6 +193,12 @@ def _column(part: Part, name: str) -> NDArray[np.generic]:
     if len(column) != len(part.rows):
         raise UnmergeableError(part.segment, f"`{name}` has {len(column)} rows, not {len(part.rows)}")
     return column[part.rows]
+
+
+def _optional(part: Part, name: str) -> NDArray[np.generic]:
+    if (part.segment.path / name / "zarr.json").exists():
+        return _column(part, name)
+    return np.zeros(int(np.count_nonzero(part.rows)), np.int32)
 
 
 def _offsets(part: Part, name: str, offset_name: str) -> NDArray[np.int64]:

@@ -29,6 +29,8 @@ class Table:
     """The column that holds a sample's checksum, and the flat values it is of."""
     joined: tuple[str, ...] = ()
     """Attributes that are lists about some samples: put one after the other."""
+    optional: tuple[str, ...] = ()
+    """Columns, int32, that older segments lack: 0 there."""
 
     @property
     def arrays(self) -> frozenset[str]:
@@ -40,7 +42,8 @@ class Table:
 
         An array that is not known here would be lost, so its segment is left as it is.
         """
-        if self.arrays != {path.parent.name for path in segment.path.glob("*/zarr.json")}:
+        found = {path.parent.name for path in segment.path.glob("*/zarr.json")}
+        if found - set(self.optional) != self.arrays:
             return None
         shared = {
             name: value
@@ -65,9 +68,10 @@ STATES = Table(
     joined=("checks",),
 )
 FAILURES = Table(
-    columns=("id", "digest", "stage", "attempts", "retry"),
+    columns=("id", "digest", "stage", "attempts"),
     named={"dataset": "datasets", "capture": "captures", "code": "codes"},
     ragged={"message": "message_offset"},
+    optional=("retry",),
 )
 
 

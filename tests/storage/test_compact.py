@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -355,3 +356,18 @@ def test_no_run_or_another_runs_folder_is_not_compacted(tmp_path: Path):
     with pytest.raises(UnavailableError) as caught:
         compacted(tmp_path)
     assert caught.value.code == "run.missing"
+
+
+def test_a_dead_letter_that_was_tried_again_keeps_its_number_beside_those_of_older_segments(tmp_path: Path):
+    store, _, _ = many_segments(tmp_path / "out", samples=4, failing=0)
+    prompts = list(store.prompts("B1"))
+    store.commit_failures([make_failure(prompts[0], bytes([7]) * 16)])
+    shutil.rmtree(store.path / "failures/s-00000001/retry")  # as it was before there were retries
+    for number in (3, 5):
+        store.commit_failures([replace(make_failure(prompts[1], bytes([8]) * 16), retry=number)])
+    before = list(Store.open(store.path).failures())
+    compacted(store.path, kept_s=0)
+    assert names(store.path / "failures") == ["s-00000004"]
+    after = list(Store.open(store.path).failures())
+    assert [failure.retry for failure in after] == [0, 3, 5]
+    assert after == before
