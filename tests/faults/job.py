@@ -114,6 +114,11 @@ class Job:
             self.enqueueing.wait()
             return True
 
+    def end(self) -> None:
+        """Leave no `enqueue` behind."""
+        with self._lock:
+            self.kill_enqueue()
+
     def status(self) -> dict[str, Any]:
         """What `producer status --json` says."""
         said = self.cluster.machine.producer("status", "--json", "--output-dir", str(self.cluster.out))

@@ -88,7 +88,8 @@ class Proxy:
         self._do(self._drop())
 
     def close(self) -> None:
-        self._do(self._refuse())
+        """End everything; no connection and no task is left."""
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -105,6 +106,15 @@ class Proxy:
             self._server.close()
             self._server = None
         await self._drop()
+
+    async def _end(self) -> None:
+        await self._refuse()
+        me = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not me]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.05)  # closed transports give their sockets back in a later turn
 
     async def _drop(self) -> None:
         for writer in list(self._connections):

@@ -215,6 +215,7 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
             stubborn = cluster.supervisor.terminate(GRACE_S)
             assert not stubborn, f"did not heed SIGTERM within {GRACE_S:.0f} s: {stubborn}"
         except BaseException:
+            soak.job.end()
             _report(soak.counts, seed, minutes)
             copy_for_study(cluster.out, folder / "store")
             raise

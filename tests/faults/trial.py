@@ -87,5 +87,7 @@ class Trials:
         return self._trial
 
     def close(self) -> None:
+        if self._trial is not None:
+            self._trial.job.end()
         self._stack.close()
         self._stack = ExitStack()
