@@ -136,16 +136,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.commit_states(batch, who)
         self.states |= {(response.id, response.digest) for response in batch}
 
-    @rule(picks=PICKS, seed=SEEDS, who=WHO)
-    def capture_on_both_nodes_at_once(self, picks: list[int], seed: int, who: int) -> None:
-        """The other node commits half of it while this one writes: that is stored twice, seen once."""
-        batch = self.batch_of(picks, seed)
+    @rule(picks=PICKS, others=PICKS, seed=SEEDS, who=WHO)
+    def capture_on_both_nodes_at_once(self, picks: list[int], others: list[int], seed: int, who: int) -> None:
+        """The other node commits while this one writes: what both have is stored twice, seen once."""
+        batch, other = self.batch_of(picks, seed), self.batch_of(others, seed)
         unknown = [r for r in batch if (r.id, r.digest) not in self.states]
         spool = InterruptedSpool(
-            self.spools[who], 2 * len(unknown), lambda: self.commit_states(batch[::2], 1 - who)
+            self.spools[who], 2 * len(unknown), lambda: self.commit_states(other, 1 - who)
         )
         self.commit_states(batch, who, spool)
         self.states |= {(response.id, response.digest) for response in batch}
+        if spool.left <= 0:
+            self.states |= {(response.id, response.digest) for response in other}
 
     def failures_of(self, picks: list[int], seed: int) -> list[Failure]:
         """Seed 0: failures to generate; else to capture that response."""
