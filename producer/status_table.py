@@ -51,9 +51,10 @@ def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | N
     moment = time.time() if now is None else now
     parts: list[Text | Table] = [_head(board)]
     if board.datasets:
-        tables = (_datasets(board, BAR), _datasets(board, BAR // 2))
-        narrow = _datasets_narrow(board)
-        parts += [Text(), next((table for table in tables if _width(table) <= width), narrow)]
+        tables = (_datasets(board, BAR), _datasets(board, BAR // 2), _datasets_narrow(board))
+        parts.append(Text())
+        fits = next((table for table in tables if _width(table) <= width), None)
+        parts += [fits] if fits is not None else [Text(_line(dataset)) for dataset in board.datasets]
     if board.lanes:
         parts += [Text(), _lanes(board)]
     if board.servers:
@@ -62,8 +63,13 @@ def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | N
     if board.sinks:
         wide = _sinks(board)
         parts += [Text(), wide] if _width(wide) <= width else [Text(), *_sinks_narrow(board)]
+    if board.wasted or any(dataset.failed for dataset in board.datasets):
+        parts += [Text(), *map(Text, _lost(board))]
     if board.checks is not None:
         parts += [Text(), *_checks(board.checks)]
+    # a server's reason stands in its row already
+    shown = tuple(f"server {server.url} is " for server in board.servers if server.reason)
+    notes = tuple(note for note in notes if not shown or not note.startswith(shown))
     if notes:
         parts.append(Text())
         parts += [Text(f"! {note}", style="yellow") for note in notes]
@@ -88,6 +94,8 @@ def facts(board: Board) -> dict[str, Fact]:
     if board.left_s is not None and not board.finished:
         said["left_s"] = round(board.left_s)
     said["sink_waiting"] = board.sink_waiting
+    if board.wasted:
+        said |= {"wasted_calls": board.wasted, "wasted_tokens": board.wasted_tokens}
     if board.checks is not None:
         said |= {"checked": board.checks.samples, "alarmed": board.checks.alarmed}
     away = [server.url for server in board.servers if server.state is not ServerState.UP]
@@ -129,9 +137,25 @@ def _datasets(board: Board, bar: int) -> "Table":
     return table
 
 
+def _line(dataset: DatasetBoard) -> str:
+    """A dataset where no table fits: its name whole, then what fits into as many lines as it takes."""
+    failed = f", {count(dataset.failed)} failed" if dataset.failed else ""
+    state = f", {_state(dataset)}" if _state(dataset) else f", {int(_share(dataset) * 100)} %"
+    return f"{dataset.name}: {count(dataset.stored)} of {_counts(dataset)[1]} stored{failed}{state}"
+
+
+def _lost(board: Board) -> Iterator[str]:
+    failed = sum(dataset.failed for dataset in board.datasets)
+    if failed:
+        hint = "`producer status --failed` lists them, `producer retry` tries them again"
+        yield f"{count(failed)} failed: {hint}"
+    if board.wasted:
+        calls = "1 call" if board.wasted == 1 else f"{count(board.wasted)} calls"
+        yield f"wasted: {calls}, {big(board.wasted_tokens)} tokens (what they made was stored already)"
+
+
 def _datasets_narrow(board: Board) -> "Table":
     table = _table("dataset", "wanted>", "gen.>", "stored>", "failed>", "cut>", "tokens>", ">", "", gap=2)
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for dataset in board.datasets:
         state = "capped" if dataset.closed and not dataset.finished else _state(dataset)
         table.add_row(*_counts(dataset), f"{int(_share(dataset) * 100)} %", state)

@@ -4,6 +4,7 @@ On a terminal the status redraws itself; elsewhere a `key=value` line every few 
 command reports, and go to stdout. It only looks: ending it changes nothing about the run.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _lines(look: "Callable[[], Report]") -> "Report":
 
     report = look()
     click.echo(line("run", {"id": report.board.run_id, "output_dir": report.board.output_dir}))
-    noted: tuple[str, ...] = ()
+    noted: set[str] = set()
     alarmed: tuple[str, ...] = ()
     shown_at = 0.0
     while True:
@@ -67,9 +68,9 @@ def _lines(look: "Callable[[], Report]") -> "Report":
             state = "finished" if report.board.finished else "running"
             click.echo(line("watch", {"state": state, **facts(report.board)}))
         for note in report.notes:
-            if note not in noted:
+            if _without_numbers(note) not in noted:
                 click.echo(line("note", {"says": note}))
-        noted = report.notes
+        noted = set(map(_without_numbers, report.notes))
         checks = report.board.checks
         alarms = tuple(map(str, checks.alarms)) if checks else ()
         for alarm in alarms:
@@ -80,6 +81,11 @@ def _lines(look: "Callable[[], Report]") -> "Report":
             return report
         time.sleep(REDRAW_S)
         report = _look_again(look, report)
+
+
+def _without_numbers(note: str) -> str:
+    """What makes a note another one; how long something lasts and how many wait do not."""
+    return re.sub(r"\b\d[\d ]*(s|min|h|wait)\b", "", note)
 
 
 def _look_again(look: "Callable[[], Report]", before: "Report") -> "Report":

@@ -153,6 +153,15 @@ class Store:
             raise KeyError(sample_id.hex())
         return found
 
+    def known_responses(self, sample_ids: Sequence[bytes]) -> list[bool]:
+        """Which of these prompts have a response, as of now."""
+        return self._shared.known_responses(sample_ids)
+
+    def known_states(self, capture: str, pairs: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+        """Which of these ids and digests have states of this capture."""
+        known: list[bool] = self._states.known(capture, pairs).tolist()
+        return known
+
     def commit_responses(self, batch: Sequence[Response]) -> int:
         """Commit those whose prompt has no response yet; how many that were.
 

@@ -270,3 +270,28 @@ def test_ctrl_c_ends_the_watching_with_130(tmp_path: Path, redis_url: str) -> No
     watching.send_signal(signal.SIGINT)
     assert watching.wait(timeout=30) == 130
     watching.stdout.close()
+
+
+def test_in_40_columns_every_dataset_has_its_whole_name_and_its_figures(
+    tmp_path: Path, redis_url: str
+) -> None:
+    datasets = (
+        dataclasses.replace(DATASET, name="B6-nemotron-agentic-of-2026", failed=3),
+        dataclasses.replace(DATASET, name="B7", finished=True),
+    )
+    carry(redis_url, small_store(tmp_path / "out"), datasets=datasets)
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path, COLUMNS="40")
+    assert said.returncode == 0, said.stderr
+    text = " ".join(said.stdout.split())
+    assert "B6-nemotron-agentic-of-2026: 4 210 of 7 000 stored, 3 failed, 60 %" in text
+    assert "B7: 4 210 of 7 000 stored, 3 failed, done" in text
+    assert max(map(len, said.stdout.splitlines())) <= 40
+
+
+def test_what_was_wasted_and_what_has_failed_is_said(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"), wasted=12, wasted_tokens=14_210)
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path)
+    assert "wasted: 12 calls, 14.2 K tokens" in said.stdout
+    assert "3 failed: `producer status --failed` lists them" in said.stdout
+    content = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    assert (content["wasted"], content["wasted_tokens"]) == (12, 14_210)

@@ -142,7 +142,7 @@ class Board:
     sink_waiting: int
     """Results not yet committed: in the sinks' queues or held by a sink."""
     wasted: int
-    """Results that were stored already: calls made twice."""
+    """Calls whose result was stored already."""
     republished: int
     """Messages published again because they were lost."""
     spool_bytes: int
@@ -153,6 +153,8 @@ class Board:
     """Bytes of the store on its disk; None before they were counted."""
     checks: ChecksSummary | None = None
     """What checking a few samples came to; None while none was checked."""
+    wasted_tokens: int = 0
+    """What these had generated or captured."""
     notes: tuple[str, ...] = field(default_factory=tuple)
     """What a person should know now, a sentence each: a paused sink, a server away."""
 

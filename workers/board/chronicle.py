@@ -5,6 +5,7 @@ cannot be counted now, because the disk has trouble, is said at a later look.
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 from redis import Redis
@@ -68,13 +69,17 @@ class Chronicle:
                 self._stored_bytes, self._sized_at = size, now
         return self._stored_bytes
 
-    def write(self, board: Board, processes: Sequence[ProcessSnapshot], now: float) -> None:
-        """Add up what the processes did, and note the moment when it is time. Raises `RedisError`."""
+    def tally(self, processes: Sequence[ProcessSnapshot]) -> Tally:
+        """What the processes have done, added up as of now. Raises `RedisError`."""
         before = self._tally or read_tally(self._redis, self._run)
-        self._tally = add_up(before, processes, board.at)
+        self._tally = add_up(before, processes, time.time())
         write_tally(self._redis, self._tally)
+        return self._tally
+
+    def write(self, board: Board, tally: Tally, processes: Sequence[ProcessSnapshot], now: float) -> None:
+        """Note the moment when it is time. Raises `RedisError`."""
         if board.finished or now - self._noted_at >= FINEST_S * 0.9:
-            self._history.add(sample_of(board, self._tally, processes))
+            self._history.add(sample_of(board, tally, processes))
             self._noted_at = now
 
 

@@ -102,7 +102,9 @@ class ProcessSnapshot:
     requeued: int = 0
     """Messages put back because their server went away or the process stopped."""
     wasted: int = 0
-    """Results that were stored already: calls made twice."""
+    """Calls whose result was stored already, found by a sink."""
+    wasted_tokens: int = 0
+    """What these had generated or captured."""
     tokens: int = 0
     """Response tokens generated (`short`, `long`), tokens captured (`capture`) or stored (`sink`)."""
     prompt_tokens: int = 0

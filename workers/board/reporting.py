@@ -4,31 +4,31 @@ The adding up is in `scoreboard.py`. Nothing here decides anything.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from redis import Redis
 
 from storage.checks import ChecksSummary
 from storage.settings import RunSettings
 from storage.store import Store
-from workers.board.board import Board, read_board, write_board
+from workers.board.board import Board, ServerBoard, write_board
 from workers.board.chronicle import Chronicle
-from workers.board.processes import read_processes
+from workers.board.notes import Reminder, clock_notes, notes_of
+from workers.board.processes import ProcessSnapshot, read_processes
 from workers.board.rates import RateMeter
 from workers.board.scoreboard import (
-    Wasted,
     dataset_board,
     lane_boards,
-    notes_of,
     server_boards,
     sink_boards,
     tokens_left,
     totals_of,
 )
-from workers.broker.backlog import read_backlog
+from workers.broker.backlog import Backlog, read_backlog
 from workers.broker.queues import SINK, Lane
 from workers.feeder.feed import Feed
 from workers.feeder.window import Window
+from workers.lane.marks import count_suspects
 
 EVERY_S = 1.0
 SETTLED_S = 3.0
@@ -44,8 +44,8 @@ class Reporter:
         self._started = time.time()
         self._notes_from = clock() + SETTLED_S
         self._meter = RateMeter()
-        self._wasted: Wasted | None = None
         self._written_at, self._was_finished = float("-inf"), False
+        self._reminder = Reminder()
 
     def report(
         self,
@@ -64,11 +64,7 @@ class Reporter:
             return
         self._written_at, self._was_finished = now, finished
         processes, backlog = read_processes(self._redis), read_backlog(self._redis)
-        if self._wasted is None:
-            before = read_board(self._redis)
-            known = sum(process.wasted for process in processes)
-            same = before is not None and before.run_id == self._run.id
-            self._wasted = Wasted(max(0, before.wasted - known) if before is not None and same else 0)
+        tally = self._chronicle.tally(processes)
         progress = {name: feed.progress for name, feed in feeds.items()}
         self._meter.add(now, totals_of(progress))
         left = tokens_left(progress, settings)
@@ -107,13 +103,28 @@ class Reporter:
             window=len(window),
             unacked=backlog.unacked,
             sink_waiting=backlog.results + sum(p.in_flight for p in processes if p.lane == SINK),
-            wasted=self._wasted.add(processes),
+            wasted=tally.of("wasted"),
+            wasted_tokens=tally.of("wasted_tokens"),
             republished=republished,
             spool_bytes=sum({p.node: p.spool_bytes or 0 for p in processes}.values()),
             disk_free_bytes=min(free, default=None),
             stored_bytes=self._chronicle.stored_bytes(now),
             checks=checks,
-            notes=notes_of(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
+            notes=self._notes(servers, processes, backlog, waiting_for) if now >= self._notes_from else (),
         )
         write_board(self._redis, board)
-        self._chronicle.write(board, processes, now)
+        self._chronicle.write(board, tally, processes, now)
+
+    def _notes(
+        self,
+        servers: Sequence[ServerBoard],
+        processes: Sequence[ProcessSnapshot],
+        backlog: Backlog,
+        waiting_for: Mapping[Lane, int],
+    ) -> tuple[str, ...]:
+        self._reminder.look(servers, backlog, self._clock())
+        seconds, micros = self._redis.time()
+        return (
+            *notes_of(servers, processes, backlog, waiting_for, count_suspects(self._redis)),
+            *clock_notes(processes, seconds + micros / 1e6),
+        )

@@ -17,8 +17,10 @@ from workers.board.rates import Totals
 from workers.broker.backlog import Backlog
 from workers.broker.queues import SINK, Lane
 
+NO_CALLS = (ServerState.UNSUITABLE, ServerState.AWAY, ServerState.SUSPECT)
+"""States of a server that takes no new calls."""
 WORST_FIRST = (
-    *(ServerState.UNSUITABLE, ServerState.AWAY, ServerState.SUSPECT),
+    *NO_CALLS,
     *(ServerState.UNKNOWN, ServerState.UP),
 )
 
@@ -183,48 +185,3 @@ def sink_boards(processes: Sequence[ProcessSnapshot], backlog: Backlog) -> tuple
         for p in processes
         if p.lane == SINK
     )
-
-
-def notes_of(
-    servers: Sequence[ServerBoard],
-    processes: Sequence[ProcessSnapshot],
-    backlog: Backlog,
-    wanted_lanes: Mapping[Lane, int],
-) -> tuple[str, ...]:
-    """What a person should know now. `wanted_lanes`: lane → orders that are out for it."""
-    notes = [f"server {s.url} is {s.state}: {s.reason}" for s in servers if s.state in WORST_FIRST[:2]]
-    alike: dict[tuple[str, str], list[str]] = {}
-    for p in processes:
-        if p.state != "running" and p.says:
-            alike.setdefault((p.state, p.says), []).append(p.name)
-    notes += [
-        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {state}: {says}"
-        for (state, says), names in alike.items()
-    ]
-    serving = {p.lane for p in processes}
-    notes += [
-        f"no worker serves the lane {lane}: start one with `celery -A workers worker -Q {lane}`"
-        for lane, orders in wanted_lanes.items()
-        if orders and lane not in serving
-    ]
-    sink_nodes = {p.node for p in processes if p.lane == SINK}
-    notes += [
-        f"{count} results wait for a sink on node {node}"
-        for node, count in backlog.nodes.items()
-        if count and node not in sink_nodes
-    ]
-    return tuple(notes)
-
-
-class Wasted:
-    """Calls made twice, over processes that come and go."""
-
-    def __init__(self, before: int) -> None:
-        self._gone = before
-        self._last: dict[tuple[str, float], int] = {}
-
-    def add(self, processes: Sequence[ProcessSnapshot]) -> int:
-        """The sum so far. A process that restarts counts from 0 again, under another start."""
-        for p in processes:
-            self._last[p.name, p.started] = p.wasted
-        return self._gone + sum(self._last.values())

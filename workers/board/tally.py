@@ -20,8 +20,8 @@ FORGET_S = 3600.0
 """A process that has said nothing for so long will not be back; until then it is known again."""
 
 LANE_COUNTERS = (
-    *("done", "failed", "again", "requeued", "wasted", "tokens", "prompt_tokens", "lost", "aside"),
-    "written_bytes",
+    *("done", "failed", "again", "requeued", "wasted", "wasted_tokens", "tokens", "prompt_tokens"),
+    *("lost", "aside", "written_bytes"),
 )
 """The counters of a `ProcessSnapshot`, added up per lane (`sink` is one of them)."""
 

@@ -89,7 +89,6 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
         has_room = lane.room(len(state.reserved_requests)) > 0
         match lane.flight.arrive(key, publication, settle):
             case Arrival.DONE:
-                lane.count("wasted")
                 settle(True)
             case Arrival.FIRST if has_room:
                 return True

@@ -303,7 +303,6 @@ class Lane:
             failed=counts["failed"],
             again=counts["again"],
             requeued=counts["requeued"],
-            wasted=counts["wasted"],
             tokens=counts["tokens"],
             prompt_tokens=counts["prompt_tokens"],
             aside=counts["aside"],

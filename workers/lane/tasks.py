@@ -82,8 +82,7 @@ def perform(app: EyasApp, lane: Lane, body: bytes, *, key: str, publication: str
         lane.stopping.wait(AGAIN.longest_s)
         raise Reject(repr(error), requeue=True) from None
     finally:
-        waited = lane.flight.finish(key, publication, published=settled)
-        lane.count("wasted", waited if settled else 0)
+        lane.flight.finish(key, publication, published=settled)
 
 
 def _perform(app: EyasApp, lane: Lane, body: bytes) -> str:

@@ -30,6 +30,7 @@ from workers.sink.refusals import (
     states_of,
     why_unusable,
 )
+from workers.sink.wasted import NOTHING, Waste, Wasted
 from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class Tally:
     failures: int = 0
     duplicates: int = 0
     """Results that were stored already."""
+    wasted: Wasted = NOTHING
+    """Calls that were made for these."""
     lost: int = 0
     """States that were gone from the spool: nothing stored."""
     unfit: int = 0
@@ -82,6 +85,7 @@ class Sink:
     def __init__(self, *, store: Store, spool: Spool, redis: Redis, host: Host) -> None:
         self._store, self._spool, self._redis, self._host = store, spool, redis, host
         self._facts_known: set[str] = set()
+        self._waste = Waste(store)
         self._unfit: Counter[tuple[bytes, bytes]] = Counter()
         """How often the states of a response were unfit: it is not known who made them."""
         self._lost_batches = 0
@@ -112,6 +116,7 @@ class Sink:
             else:
                 failures.append(dead_letter(result, "sink.refused", wrong, attempts=1))
                 tally.refused += 1
+        tally.wasted = self._waste.of([*usable, *(r for r in results if isinstance(r, Failed))])
         for facts_id in {facts_id_of(r) for r in usable} - self._facts_known - {""}:
             self._write_facts(facts_id)
 

@@ -30,7 +30,8 @@ class SinkStatus:
     failed: int = 0
     """Dead letters stored."""
     wasted: int = 0
-    """Results that were stored already."""
+    """Calls whose result was stored already."""
+    wasted_tokens: int = 0
     tokens: int = 0
     lost: int = 0
     """States that were gone from the spool."""
@@ -49,7 +50,8 @@ class SinkStatus:
         """Count a batch that was committed."""
         self.done += messages
         self.failed += tally.failures
-        self.wasted += tally.duplicates
+        self.wasted += tally.wasted.calls
+        self.wasted_tokens += tally.wasted.tokens
         self.tokens += tally.tokens
         self.lost += tally.lost
         self.written_bytes += tally.state_bytes
@@ -72,6 +74,7 @@ class SinkStatus:
             done=self.done,
             failed=self.failed,
             wasted=self.wasted,
+            wasted_tokens=self.wasted_tokens,
             tokens=self.tokens,
             lost=self.lost,
             aside=self.aside,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import redis
 import storage
 from storage.index import Index, Outcome
 from storage.run import StatesMode
-from storage.sample import Stage
+from storage.sample import Finish, Stage, Timings
 from storage.spool import Spool
 from storage.store import Store
 from tests.workers.sink.conftest import QuickHost
@@ -28,6 +29,7 @@ from tests.workers.sink.making import (
 from workers.broker.keys import FACTS, WINDOW, window_field
 from workers.broker.messages import Captured, Failed, Responded, Result
 from workers.sink.commit import Sink
+from workers.sink.wasted import Wasted
 
 
 class Bench:
@@ -90,7 +92,7 @@ def test_facts_that_redis_learns_again_are_stored_with_the_next_batch(bench: Ben
     assert json.loads((bench.store.path / "facts" / "facts1.json").read_bytes()) == {"model_path": "tiny"}
 
 
-def test_the_same_batch_again_changes_nothing_and_is_counted_as_wasted(bench: Bench) -> None:
+def test_the_same_batch_again_changes_nothing_and_has_cost_no_call(bench: Bench) -> None:
     prompt = make_prompts("B1", 1)[0]
     response = make_response(prompt)
     batch = (
@@ -100,7 +102,32 @@ def test_the_same_batch_again_changes_nothing_and_is_counted_as_wasted(bench: Be
     bench.sink.commit(batch, CAPTURE)
     tally = bench.commit(*batch)
     assert (tally.responses, tally.states, tally.duplicates) == (0, 0, 2)
+    assert tally.wasted.calls == 0, "the same results, come again"
     assert len(list((bench.store.path / "states" / "eagle3").glob("s-*"))) == 1
+
+
+def test_calls_made_for_what_is_stored_are_counted_with_their_tokens(bench: Bench) -> None:
+    first, second, third = make_prompts("B1", 3)
+    response = make_response(first)
+    bench.commit(
+        Responded(run=bench.run, response=response),
+        Captured(run=bench.run, states=make_states(bench.spool, response)),
+    )
+    other = make_response(first, answer=(5, 6), timings=Timings(e2e_s=2.0))
+    slower = replace(response, timings=Timings(e2e_s=9.0))
+    twice = [make_response(second, timings=Timings(e2e_s=at)) for at in (1.0, 2.0)]
+    given = make_response(third, finish=Finish.GIVEN)
+    tally = bench.commit(
+        Responded(run=bench.run, response=other),  # 2 tokens
+        Responded(run=bench.run, response=slower),  # the same 3, from another call
+        Captured(run=bench.run, states=make_states(bench.spool, response)),  # all rows
+        *(Responded(run=bench.run, response=each) for each in twice),  # 3, in one batch
+        Responded(run=bench.run, response=given),
+        Responded(run=bench.run, response=given),
+        Failed(run=bench.run, failure=make_failure(first)),  # 0
+    )
+    assert tally.wasted == Wasted(calls=5, tokens=2 + 3 + len(response.tokens) + 3)
+    assert storage.open(bench.store.path).sample(first.id).tokens.tolist() == response.tokens.tolist()
 
 
 def test_states_without_their_spool_file_are_not_stored_and_leave_the_window(bench: Bench) -> None:
