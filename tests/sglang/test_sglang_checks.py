@@ -51,8 +51,8 @@ def checks_of(office: Office, tally: Tally, output: str, *flags: str) -> dict[st
 def assert_sound(found: dict[str, Any], samples: int) -> None:
     """Without an alarm, and a fifth of the limits away from one."""
     assert samples / EVERY / 3 <= found["samples"] <= samples
-    assert found["compared"] == found["with_head"] == found["samples"]
     assert (found["alarmed"], found["alarms"], found["skipped"]) == (0, [], [])
+    assert found["compared"] == found["with_head"] == found["samples"]
     assert 0 < found["worst_error"] < ROW_ERROR / 5
     assert 0 < found["typical_error"] < TYPICAL_ERROR / 5
     assert found["worst_cosine"] > 0.999
@@ -63,28 +63,28 @@ def assert_sound(found: dict[str, Any], samples: int) -> None:
 def test_a_server_with_the_plugin_that_chunks_retracts_and_caches_is_sound(
     servers: Servers, with_plugin: Flavour, office: Office, tally: Tally, mode: str
 ) -> None:
-    write_prompts(office.machine.folder / f"check-{mode}.jsonl", 60, seed=21)
+    write_prompts(office.machine.folder / f"check-{mode}.jsonl", 30, seed=21)
     url = servers.get(with_plugin).url
     job = flags_of(manifest=f"check-{mode}.jsonl", server_url=url, short_max_tokens=40, states=mode)
-    assert_sound(checks_of(office, tally, f"checks-{mode}", *job), 60)
+    assert_sound(checks_of(office, tally, f"checks-{mode}", *job), 30)
 
 
 def test_given_tokens_are_checked_and_their_log_probability_is_recorded(
     servers: Servers, with_plugin: Flavour, office: Office, tally: Tally
 ) -> None:
-    write_tokenized(office.machine.folder / "check-given.jsonl", 30, seed=22)
+    write_tokenized(office.machine.folder / "check-given.jsonl", 20, seed=22)
     url = servers.get(with_plugin).url
     found = checks_of(office, tally, "checks-given", *flags_of(manifest="check-given.jsonl", server_url=url))
-    assert_sound(found, 30)
+    assert_sound(found, 20)
     # random ids, for a model that has learnt nothing: about as likely as a guess among 512
     assert -np.log(512) - 0.5 < found["least_logprob"] < -np.log(512) + 0.5
 
 
 def test_a_stock_server_is_sound(servers: Servers, office: Office, tally: Tally) -> None:
-    write_prompts(office.machine.folder / "check-stock.jsonl", 30, seed=23)
+    write_prompts(office.machine.folder / "check-stock.jsonl", 20, seed=23)
     url = servers.get(FINAL).url
     job = flags_of(manifest="check-stock.jsonl", server_url=url, short_max_tokens=24, capture="final")
-    assert_sound(checks_of(office, tally, "checks-stock", *job), 30)
+    assert_sound(checks_of(office, tally, "checks-stock", *job), 20)
 
 
 def asked(asker: Asker, tokens: Sequence[int], count: int) -> tuple[SpoolRef, np.ndarray]:

@@ -94,6 +94,7 @@ class Auditor:
         try:
             await self._figure_out(figures, states, tokens, url, capture, context)
         except EyasError as error:
+            logger.info("check.skipped id=%s server=%s why=%r", states.id.hex(), url, error.message)
             figures.skipped.append(f"second capture: {error.code}")
         # An edge: a fault in a check must not cost the sample, which is good without it.
         except Exception as error:
