@@ -1,6 +1,9 @@
 """The output head out of a checkpoint: against a plain softmax, and against what transformers computed."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +143,23 @@ def test_a_model_that_is_not_on_this_machine_is_not_looked_for_elsewhere(
     (empty / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="safetensors"):
         find_head(str(empty))
+
+
+def test_a_hub_id_is_found_in_this_machines_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--model"
+    commit = "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    checkpoint(repository / "snapshots" / commit, {"lm_head.weight": HEAD, "model.norm.weight": NORM})
+    script = (
+        "from workers.sglang.audit.output_head import find_head; print(*find_head('org/model').weight.shape)"
+    )
+    environ = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environ, check=True, capture_output=True, text=True
+    )
+    assert said.stdout.split() == [str(VOCAB), str(HIDDEN)]
 
 
 @pytest.mark.parametrize(
