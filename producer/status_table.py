@@ -70,6 +70,9 @@ def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | N
     # a server's reason stands in its row already
     shown = tuple(f"server {server.url} is " for server in board.servers if server.reason)
     notes = tuple(note for note in notes if not shown or not note.startswith(shown))
+    # a server's reason stands in its row already
+    shown = tuple(f"server {server.url} is " for server in board.servers if server.reason)
+    notes = tuple(note for note in notes if not shown or not note.startswith(shown))
     if notes:
         parts.append(Text())
         parts += [Text(f"! {note}", style="yellow") for note in notes]
