@@ -4,13 +4,17 @@ What it is set to is in `celeryconfig.py`; which task a process has, in `worker.
 only publish make their own with `create_app`.
 """
 
+import sys
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import click
 from celery import Celery
 from redis import Redis
 
+from storage.cli_errors import print_error
+from storage.errors import EyasError
 from workers.broker.celeryconfig import Timing, load_timing, settings
 from workers.broker.connection import connect
 from workers.broker.lease import Lease
@@ -69,7 +73,14 @@ def __getattr__(name: str) -> Any:
     """`app`, made when it is asked for: a setting that cannot be used is then its command's error."""
     if name != "app":
         raise AttributeError(name)
-    app = globals()["app"] = create_app(load_config())
+    try:
+        app = globals()["app"] = create_app(load_config())
+    except EyasError as error:
+        program = Path(sys.argv[0])
+        if program.name != "celery" and program.parts[-2:] != ("celery", "__main__.py"):
+            raise
+        # Celery would print three tracebacks before it.
+        raise SystemExit(print_error(error)) from None
     app.set_current()
     if _is_for_flower():
         from workers.flower.extension import extend

@@ -130,5 +130,14 @@ def _of(form: Form | None) -> str:
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return ", ".join(f"`{name}`" for name in names[:12]) or "none"
+    """The columns that there are; of those known by name, what is in them that no prompt is made of."""
+    held: dict[str, str] = {}
+    for row in rows:
+        for name, value in row.items():
+            held.setdefault(str(name), type(value).__name__)
+    return (
+        ", ".join(
+            f"`{name}` of type {held[name]}" if name in COLUMNS else f"`{name}`" for name in list(held)[:12]
+        )
+        or "none"
+    )
