@@ -1,6 +1,6 @@
 """Whether what was shown of a job that has ended is what its store holds."""
 
-import json
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,13 +27,17 @@ def check_agreement(job: Job, early: str, late: str) -> None:
         assert tokens(sums, "captured") == sum(one.states.shape[0] for one in made)
     status = job.status()
     assert sum(one["tokens"] for one in status["datasets"]) == sum(len(one.tokens) for one in made)
-    info = json.loads(job.machine.storage("info", "--json", "eyas-data").stdout)
-    segments = sum(
+    # Measured each few seconds.
+    job.until(lambda status: status["stored_bytes"] == segment_bytes(job.folder / "eyas-data"))
+
+
+def segment_bytes(store: Path) -> int:
+    """All files of all segments."""
+    return sum(
         path.stat().st_size
-        for path in (job.folder / "eyas-data").rglob("*")
-        if path.is_file() and any(part.startswith("s-") for part in path.parts)
+        for path in store.rglob("*")
+        if path.is_file() and any(part.startswith("s-") for part in path.relative_to(store).parts)
     )
-    assert status["stored_bytes"] == segments <= sum(info["bytes"].values())
 
 
 def sums_of(text: str) -> Sums:

@@ -4,10 +4,13 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.engine_process import running_engine
 from tests.system.machine import Machine, machine_in
@@ -49,7 +52,7 @@ name = "A1"
 source = "file:a1.jsonl"
 lane = "capture"
 """
-SAMPLES = {"B1": 220, "B2": 160, "B5": 60, "A1": 80}
+SAMPLES = {"B1": 220, "B2": 160, "B5": 60, "A1": 60}
 
 
 @dataclass
@@ -110,8 +113,22 @@ def write_datasets(folder: Path) -> None:
             for at in range(SAMPLES[name])
         ]
         (folder / f"{name.lower()}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [
-        {"input_ids": chance.choices(range(5, 200), k=chance.randint(80, 300))} for _ in range(SAMPLES["A1"])
-    ]
+    rows = [{"input_ids": ids} for ids in written_by_the_model(SAMPLES["A1"], chance)]
     (folder / "a1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "datasets.toml").write_text(MANIFEST)
+
+
+def written_by_the_model(count: int, chance: random.Random) -> list[list[int]]:
+    """Token ids of the model's own: others would be unlikely ones, which its checks notice."""
+
+    def write(length: int) -> list[int]:
+        body = {
+            "input_ids": [chance.randrange(5, 200) for _ in range(4)],
+            "sampling_params": {"max_new_tokens": length, "ignore_eos": True, "temperature": 0.7},
+        }
+        answer = httpx.post(f"{engine.url}/generate", json=body, timeout=100)
+        ids: list[int] = answer.raise_for_status().json()["output_ids"]
+        return ids
+
+    with running_engine() as engine, ThreadPoolExecutor(16) as threads:
+        return list(threads.map(write, [chance.randint(80, 200) for _ in range(count)]))

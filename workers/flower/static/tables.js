@@ -3,7 +3,7 @@
 "use strict";
 
 const Tables = {
-    // `rows`: lists of cells; a cell is text, or {text, sub, bar 0…1, state, code}. `empty` is said when there is none.
+    // `rows`: lists of cells; a cell is text, or {text or lines, sub, bar 0…1, state, code}. `empty` is said when there is none.
     fill(id, rows, empty) {
         const table = document.getElementById(id), body = table.tBodies[0];
         const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
@@ -41,7 +41,9 @@ const Tables = {
         element.className = content.className || "";
         element.replaceChildren();
         const box = Chart.html("div", "tp-cell", element);
-        if (content.state) {
+        if (content.lines) {
+            for (const line of content.lines) Chart.html("div", "", box).textContent = line;
+        } else if (content.state) {
             Chart.html("span", `tp-state tp-state-${content.state}`, box).textContent = content.text;
         } else {
             Chart.html(content.code ? "code" : "span", "", box).textContent = content.text;

@@ -181,22 +181,19 @@
             Words.big(one.tokens),
             one.finished ? "done" : Words.duration(one.left_s)
         ]), "No dataset yet.");
-        Tables.fill("tp-lanes", now.lanes.flatMap((lane) => {
-            const servers = lane.servers.length ? lane.servers : [{url: null, in_flight: lane.in_flight, limit: lane.limit}];
-            return servers.map((server, at) => [
-                at ? "" : lane.name,
-                server.url ? {text: server.url, code: true} : "no worker",
-                {text: Words.count(server.in_flight) + " of " + Words.count(server.limit),
-                    bar: server.limit ? server.in_flight / server.limit : 0},
-                at ? "" : Words.count(lane.waiting),
-                at ? "" : Words.count(lane.processes)
-            ]);
-        }), "No lane has work or a worker.");
+        Tables.fill("tp-lanes", now.lanes.map((lane) => [
+            lane.name,
+            {text: Words.count(lane.in_flight) + " of " + Words.count(lane.limit),
+                bar: lane.limit ? lane.in_flight / lane.limit : 0},
+            Words.count(lane.limit_per_server),
+            Words.count(lane.waiting),
+            lane.processes ? Words.count(lane.processes) : "no worker"
+        ]), "No lane has work or a worker.");
         Tables.fill("tp-servers", now.servers.map((one) => [
             {text: one.url, code: true, sub: one.facts.map(([name, value]) => name + " " + value).join(" · ")},
             {text: one.state, state: one.state, sub: [one.since_s === null ? "" : "for " + Words.duration(one.since_s),
                 one.reason].filter(Boolean).join(" · ")},
-            Words.count(one.in_flight),
+            {lines: flightOf(one, now.lanes)},
             one.running === null ? Words.NONE : {text: Words.count(one.running) + " run", sub: Words.count(one.queued) + " wait"},
             {text: Words.share(one.kv_used), bar: one.kv_used, alarm: one.kv_used > 0.95},
             Words.count(one.retractions)
@@ -215,6 +212,13 @@
             Words.count(one.count),
             Object.entries(one.datasets).map(([name, count]) => `${name} ${Words.count(count)}`).join(" · ")
         ]), "None.");
+    }
+
+    // A server's calls in flight against its limit, a line for each lane that uses it.
+    function flightOf(one, lanes) {
+        const lines = lanes.flatMap((lane) => lane.servers.filter((server) => server.url === one.url)
+            .map((server) => `${lane.name} ${Words.count(server.in_flight)} of ${Words.count(server.limit)}`));
+        return lines.length ? lines : [Words.count(one.in_flight)];
     }
 
     function datasetState(one) {
@@ -237,9 +241,20 @@
         ]));
         charts.waiting.show(past, lanes.map(([name, lane]) =>
             ({name, values: lane.waiting, colour: LANES[name] || 4})));
-        charts.kv.show(past, urls.slice(0, 6).map((url, at) =>
-            ({name: url.replace(/^https?:\/\//, ""), values: past.servers[url].kv_used, colour: at + 1})));
+        charts.kv.show(past, urls.length <= 6
+            ? urls.map((url, at) =>
+                ({name: url.replace(/^https?:\/\//, ""), values: past.servers[url].kv_used, colour: at + 1}))
+            : spread(urls.map((url) => past.servers[url].kv_used)));
         charts.spool.show(past, [{name: "spool", values: past.spool, colour: 1, area: true}]);
+    }
+
+    // Many servers' lines as three: at each moment the fullest, the one in the middle and the emptiest.
+    function spread(columns) {
+        const sorted = columns[0].map((_, at) =>
+            columns.map((column) => column[at]).filter((value) => value !== null).sort((a, b) => a - b));
+        const line = (name, colour, place) =>
+            ({name, colour, values: sorted.map((all) => all.length ? all[Math.round(place * (all.length - 1))] : null)});
+        return [line("fullest", 2, 1), line("middle", 1, 0.5), line("emptiest", 3, 0)];
     }
 
     function ofLimit(lane) {

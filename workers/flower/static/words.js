@@ -49,8 +49,8 @@ const Words = {
     share(value) {
         if (value === null || value === undefined) return Words.NONE;
         const percent = 100 * value;
-        const digits = percent > 0 && percent < 9.95 ? 1 : 0;
-        return (digits ? percent.toFixed(1) : Math.floor(percent + 1e-9).toString()) + "\u202f%";
+        const down = (number) => Math.floor(number + 1e-9);
+        return (percent > 0 && percent < 10 ? (down(10 * percent) / 10).toFixed(1) : down(percent)) + "\u202f%";
     },
 
     plural(number, one, many) {
