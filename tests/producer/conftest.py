@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Before a `Template` freezes the garbage collector, in which it looks for what it would warn of.
+import hypothesis  # noqa: F401
 import pytest
 from transformers import AutoTokenizer
 
