@@ -16,7 +16,7 @@ from workers.broker.queues import SINK, Lane
 logger = logging.getLogger(__name__)
 
 CLOCKS_APART_S = 20.0
-"""Leases are times that hosts write and compare: past twice this, one takes what another still runs."""
+"""A clock that is off by more is said; leases follow the clock of Redis."""
 REMIND_S = 60.0
 """Between two lines of the log about a server that takes no calls."""
 
@@ -68,7 +68,7 @@ def clock_notes(processes: Sequence[ProcessSnapshot], redis_now: float) -> tuple
             apart[process.node] = off_s
     return tuple(
         f"the clock of node {node} is off by {span(abs(off_s))} against that of Redis: "
-        "leases end too early or too late; set it by NTP"
+        "the times that `status` shows of it are wrong; set it by NTP"
         for node, off_s in apart.items()
     )
 

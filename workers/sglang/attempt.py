@@ -15,6 +15,7 @@ from storage.errors import FullError
 from storage.run import CaptureSpec
 from storage.sample import States
 from storage.spool import Spool, spool_name
+from storage.spool_file import file_bytes
 from workers.broker.messages import Capture, Generate
 from workers.runs import RunView
 from workers.sglang.checks import check_reply, check_states, check_values, check_weights
@@ -23,7 +24,7 @@ from workers.sglang.decode import DecodeJob
 from workers.sglang.decoding import DecodePool
 from workers.sglang.facts import ServerFacts
 from workers.sglang.fetching import delete, fetch, not_offered
-from workers.sglang.outcomes import AGAIN, BUSY, Backoff, ServerAwayError
+from workers.sglang.outcomes import AGAIN, BUSY, Backoff, CallError, ServerAwayError
 from workers.sglang.passing import Passing, Way, name_there
 from workers.sglang.reply import RepliedStates, Reply
 from workers.sglang.requests import asking_states
@@ -101,9 +102,11 @@ async def ask_with_states(
     file is left.
     """
     facts = context.facts_of(url)
-    await asyncio.to_thread(_check_room, context.spool)
-    name = spool_name(prompt_id)
     rows = len(body["input_ids"]) - 1
+    await asyncio.to_thread(
+        _check_room, context.spool, (rows + 1, len(capture.hs_indices), capture.hidden_size)
+    )
+    name = spool_name(prompt_id)
 
     def checked(reply: Reply, name: str) -> RepliedStates:
         _check(reply, body, url, context, max_new_tokens)
@@ -228,7 +231,17 @@ def _check(reply: Reply, body: dict[str, Any], url: str, context: Context, max_n
     check_weights(reply, expected=context.facts_of(url).weight_version)
 
 
-def _check_room(spool: Spool) -> None:
-    """Raises `FullError` before a request whose states would find no room."""
+def _check_room(spool: Spool, shape: tuple[int, int, int]) -> None:
+    """Before a request: `CallError` when its states never fit, `FullError` when they do not fit now.
+
+    `shape` is that of the fewest rows they can have.
+    """
+    if (size_bytes := file_bytes(shape)) > spool.max_bytes:
+        raise CallError(
+            f"`{shape[0]}` rows of states take `{size_bytes}` bytes, the spool `{spool.folder}` of node "
+            f"`{spool.node}` has `{spool.max_bytes}`: raise EYAS_SPOOL_MAX_GB there, then `producer retry "
+            "--code states.too_big`",
+            code="states.too_big",
+        )
     if spool.used_bytes() >= spool.max_bytes:
         raise FullError(f"the spool `{spool.folder}` is full", code="spool.full")

@@ -63,6 +63,7 @@ OUTCOMES = MappingProxyType(
         # nothing was sent
         "prompt.tokens": Outcome.DEAD,  # an id outside the vocabulary kills the whole server
         "prompt.long": Outcome.DEAD,
+        "states.too_big": Outcome.DEAD,  # than all of the spool: waiting for room would never end
     }
 )
 """Code → outcome. A code that is not here is a fault of ours: `KeyError`."""

@@ -141,12 +141,31 @@ def test_states_that_are_not_where_the_server_says_are_no_fault_of_the_sample(tm
     play(tmp_path, scene, plugin=True)
 
 
+def test_states_that_no_empty_spool_has_room_for_are_a_dead_letter_that_says_what_to_raise(
+    tmp_path: Path,
+) -> None:
+    async def scene(lane: Lane) -> None:
+        lane.spool.max_bytes = 20 * 128 * 2
+        result = await lane.execute(CAPTURE)
+        assert isinstance(result, Failed)
+        assert (result.failure.code, result.failure.stage) == ("states.too_big", At.CAPTURE)
+        assert "EYAS_SPOOL_MAX_GB" in result.failure.message
+        assert lane.stage.bodies == [], "the server was not asked"
+
+    play(tmp_path, scene)
+
+
 def test_a_full_spool_on_either_side_is_no_fault_of_the_sample(tmp_path: Path) -> None:
     async def scene(lane: Lane) -> None:
         with pytest.raises(FullError):
             await lane.execute(CAPTURE)
 
-    play(tmp_path, scene, max_bytes=100)
+    async def full_of_others(lane: Lane) -> None:
+        (lane.spool.folder / "other").write_bytes(bytes(10_000))
+        await scene(lane)
+        (lane.spool.folder / "other").unlink()
+
+    play(tmp_path, full_of_others, max_bytes=10_000)
     full = answer(eyas_states={"error": "spool.full", "message": "64 GB"})
     play(tmp_path, scene, generate=full, plugin=True)
     play(tmp_path, scene, generate=refuse(507, {"error": "no room"}), plugin=True)
