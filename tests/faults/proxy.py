@@ -69,7 +69,8 @@ class Proxy:
         self._failures: Counter[tuple[int, ...]] = Counter()
         self._last = b""
         self._loop = asyncio.new_event_loop()
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._serving: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -98,13 +99,25 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     async def _accept(self) -> None:
-        if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=1024)
+        if self._listening is None:
+            self._listening = socket.create_server(("127.0.0.1", self._port), backlog=1024)
+            self._listening.setblocking(False)
+            self._accepting = self._loop.create_task(self._accept_on(self._listening))
+
+    async def _accept_on(self, listening: socket.socket) -> None:
+        # not asyncio's server: closed while a client comes, it leaves that one's socket to nobody
+        while True:
+            connection, _ = await self._loop.sock_accept(listening)
+            reader, writer = await asyncio.open_connection(sock=connection)
+            task = self._loop.create_task(self._serve(reader, writer))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
 
     async def _refuse(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listening is not None:
+            self._accepting.cancel()
+            self._listening.close()
+            self._listening = None
         await self._drop()
 
     async def _end(self) -> None:
