@@ -21,9 +21,9 @@ from workers.config import state_dir
 
 CLAIM = """
 local held = redis.call('GET', KEYS[1])
-if held then
+local readable, run = pcall(cjson.decode, held or '')
+if readable and type(run) == 'table' and type(run.id) == 'string' and type(run.output_dir) == 'string' then
   if ARGV[3] == 'absent' then return held end
-  local run = cjson.decode(held)
   if run.id ~= ARGV[1] then
     if not run.finished then return held end
     redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
@@ -32,13 +32,15 @@ end
 redis.call('SET', KEYS[1], ARGV[2])
 return false
 """
-"""Look and write in one step, so that of two runs that begin at once one is refused. A finished
-run's settings, window, board and servers go with it."""
+"""Look and write in one step, so that of two runs that begin at once one is refused. What is no
+record of a run is overwritten: nobody could go on with it. A finished run's settings, window, board
+and servers go with it."""
 
 FINISH = """
 local held = redis.call('GET', KEYS[1])
 if not held then return 0 end
-local run = cjson.decode(held)
+local readable, run = pcall(cjson.decode, held)
+if not readable or type(run) ~= 'table' then return 0 end
 if run.id ~= ARGV[1] or run.finished == (ARGV[2] == '1') then return 0 end
 redis.call('SET', KEYS[1], ARGV[3])
 return 1

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from producer.machine.redis_server import free_port
 from storage.sample import Failure, Stage
 from storage.store import Store
+from tests.producer.machine.supervised import until
 from tests.system.machine import ROOT, Machine, machine_in
 
 JOB = ("--manifest", "datasets.toml", "--output-dir", "out", "--short-max-tokens", "48")
@@ -74,8 +76,19 @@ def prompts(count: int, killers: dict[int, str]) -> list[str]:
     return [f"What is {n} plus {n * 7 % 13}? {killers.get(n, f'Explain step {n}')}." for n in range(count)]
 
 
-def run_job(folder: Path, kills: Sequence[dict[str, str]]) -> tuple[int, list[Failure], dict]:
-    """Deaths of the server, the dead letters, and what `status` says at the end."""
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended with dead letters, and what became of them on a server without the defect."""
+
+    deaths: int
+    failures: list[Failure]
+    stored: list[int]
+    """Samples of each dataset."""
+    stored_after_retry: list[int]
+
+
+def run_job(folder: Path, kills: Sequence[dict[str, str]]) -> Ended:
+    """Run it, then mend the server and try the dead letters again."""
     with machine_in(folder) as machine, supervised(folder, kills, machine) as engine:
         machine.environment |= {"EYAS_SPOOL_DIR": str(folder / "spool")}
         up = machine.up("--no-flower")
@@ -85,10 +98,28 @@ def run_job(folder: Path, kills: Sequence[dict[str, str]]) -> tuple[int, list[Fa
         watching = machine.start("watch", log=folder / "watch.log")
         assert watching.wait(timeout=280) == 1, (folder / "watch.log").read_text()
         status = json.loads(machine.producer("status", "--json").stdout)
+        failures = list(Store.open(folder / "out").failures())
+        deaths = engine.deaths
+        listed = json.loads(machine.producer("status", "--failed", "--json").stdout)
+        assert listed["codes"] == {"prompt.kills_server": len(kills)}
+
+        (folder / "kills.json").write_text("[]")
+        again = machine.producer("retry", "--code", "prompt.kills_server")
+        assert again.stdout == f"{len(kills)} will be tried again (prompt.kills_server {len(kills)})\n"
+        until(lambda: not json.loads(machine.producer("status", "--json").stdout)["finished"])
+        watching = machine.start("watch", log=folder / "watch2.log")
+        assert watching.wait(timeout=60) == 0, (folder / "watch2.log").read_text()
+        after = json.loads(machine.producer("status", "--json").stdout)
         verified = machine.storage("verify", "out")
         assert verified.returncode == 0, verified.stdout
         assert machine.producer("down").returncode == 0
-    return engine.deaths, list(Store.open(folder / "out").failures()), status
+    assert engine.deaths == deaths
+    return Ended(
+        deaths=deaths,
+        failures=failures,
+        stored=[dataset["stored"] for dataset in status["datasets"]],
+        stored_after_retry=[dataset["stored"] for dataset in after["datasets"]],
+    )
 
 
 def most_deaths(in_flight: int) -> int:
@@ -103,11 +134,11 @@ def most_deaths(in_flight: int) -> int:
 @pytest.mark.timeout(400)
 def test_one_deadly_prompt_among_two_hundred_is_the_only_dead_letter(tmp_path: Path) -> None:
     write_dataset(tmp_path, "B1", prompts(200, {30: "Say the deadly word"}), "short")
-    deaths, failures, status = run_job(tmp_path, [{"words": "the deadly word", "when": "generate"}])
-    sys.stdout.write(f"server deaths: {deaths}\n")
-    assert [(f.code, f.stage) for f in failures] == [("prompt.kills_server", Stage.GENERATE)]
-    assert status["datasets"][0]["stored"] == 199
-    assert deaths <= most_deaths(in_flight=24)
+    ended = run_job(tmp_path, [{"words": "the deadly word", "when": "generate"}])
+    sys.stdout.write(f"server deaths: {ended.deaths}\n")
+    assert [(f.code, f.stage) for f in ended.failures] == [("prompt.kills_server", Stage.GENERATE)]
+    assert (ended.stored, ended.stored_after_retry) == ([199], [200])
+    assert ended.deaths <= most_deaths(in_flight=24)
 
 
 @pytest.mark.slow
@@ -116,7 +147,7 @@ def test_deadly_prompts_of_every_lane_and_stage_end_and_nothing_else_does(tmp_pa
     killers = {10: "Say the deadly word", 77: "Keep the deadly state"}
     write_dataset(tmp_path, "B1", prompts(100, killers), "short")
     write_dataset(tmp_path, "B2", prompts(40, {5: "Say the deadly phrase"}), "long")
-    deaths, failures, status = run_job(
+    ended = run_job(
         tmp_path,
         [
             {"words": "the deadly word", "when": "generate"},
@@ -124,12 +155,12 @@ def test_deadly_prompts_of_every_lane_and_stage_end_and_nothing_else_does(tmp_pa
             {"words": "the deadly state", "when": "capture"},
         ],
     )
-    sys.stdout.write(f"server deaths: {deaths}\n")
-    found = sorted((f.dataset, f.stage.value, f.code) for f in failures)
+    sys.stdout.write(f"server deaths: {ended.deaths}\n")
+    found = sorted((f.dataset, f.stage.value, f.code) for f in ended.failures)
     assert found == [
         ("B1", "capture", "prompt.kills_server"),
         ("B1", "generate", "prompt.kills_server"),
         ("B2", "generate", "prompt.kills_server"),
     ]
-    assert [dataset["stored"] for dataset in status["datasets"]] == [98, 39]
-    assert deaths <= 3 * most_deaths(in_flight=24 + 8 + 12)
+    assert (ended.stored, ended.stored_after_retry) == ([98, 39], [100, 40])
+    assert ended.deaths <= 3 * most_deaths(in_flight=24 + 8 + 12)

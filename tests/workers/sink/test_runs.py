@@ -81,3 +81,15 @@ def test_what_is_no_run_and_no_view_is_read_as_none(client: redis.Redis, garbage
     client.set(SETTINGS, garbage)
     assert read_carried(client) is None
     assert read_view(client) is None
+
+
+@pytest.mark.parametrize("garbage", [b"", b"garbage", b"7", b"[]", b'"x"', b"{}", b'{"id": 3}', b"\xff\x00"])
+def test_what_is_no_record_of_a_run_is_in_nobodys_way(client: redis.Redis, garbage: bytes) -> None:
+    client.set(RUN, garbage)
+    assert read_carried(client) is None
+    assert not finish(client, ONE.id)
+    claim_if_absent(client, ONE, "/out")
+    assert read_carried(client).run == ONE
+    client.set(RUN, garbage)
+    claim(client, OTHER, "/other")
+    assert read_carried(client).run == OTHER
