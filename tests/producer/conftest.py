@@ -13,6 +13,7 @@ from producer.cli import producer
 from producer.datasets.model_folder import find_model
 from producer.datasets.template import Template
 from storage.cli_errors import run_command
+from tests.producer.enqueuing import Enqueue
 from tests.producer.small import Cli, Ended, engine, write_model
 
 
@@ -64,5 +65,16 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         status = run_command(producer, "producer", [str(argument) for argument in arguments])
         said = capsys.readouterr()
         return Ended(status, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def enqueue(cli: Cli, redis_url: str, server: str) -> Enqueue:
+    """`producer enqueue` with Redis, server and folder given."""
+
+    def run(*arguments: str | Path) -> Ended:
+        where = ("--redis-url", redis_url, "--server-url", server, "--output-dir", "out")
+        return cli("enqueue", *where, *arguments)
 
     return run

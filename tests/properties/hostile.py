@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from storage.errors import EyasError
@@ -118,3 +119,12 @@ def given_or_refused(decode: Callable[[], Any], *also: type[BaseException]) -> A
         return decode()
     except (EyasError, *also):
         return None
+
+
+def plain(value: Any) -> Any:
+    """Comparable: arrays as lists."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if hasattr(value, "__slots__"):
+        return type(value).__name__, [plain(getattr(value, name)) for name in value.__slots__]
+    return value
