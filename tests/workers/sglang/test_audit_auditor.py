@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,23 @@ def test_a_chosen_sample_is_captured_a_second_time_with_its_last_tokens_logprobs
             assert first[name] != second[name]
 
     play_audited(tmp_path, scene, generate=with_logprobs())
+
+
+def test_an_id_that_sglang_hides_behind_a_0_is_no_other_token(tmp_path: Path) -> None:
+    good = with_logprobs()
+
+    async def hides(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        answered = await good(request, body)
+        assert isinstance(answered, web.Response)
+        content = json.loads(answered.text or "")
+        for entry in content["meta_info"].get("input_token_logprobs", ())[5:6]:
+            entry[1] = 0
+        return web.json_response(content)
+
+    async def scene(lane: Lane) -> None:
+        assert check_of(await captured(lane)).positions == T - 1
+
+    play_audited(tmp_path, scene, generate=hides)
 
 
 def test_of_a_long_sample_the_last_tokens_alone_are_asked_for(tmp_path: Path) -> None:

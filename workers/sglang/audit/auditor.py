@@ -231,7 +231,10 @@ def _logprobs(reply: Reply, tokens: Tokens, count: int, figures: _Figures) -> ND
     if said is None or len(said.values) != count:
         figures.skipped.append("log-probabilities: the server does not say them")
         return None
-    if not np.array_equal(said.tokens, tokens[len(tokens) - count :]):
+    # SGLang writes 0 for ids it takes for an image's, and the vocabulary's last is among them; the value
+    # is the token's own all the same.
+    others = (said.tokens != tokens[len(tokens) - count :]) & (said.tokens != 0)
+    if others.any():
         raise CallError("log-probabilities of other tokens", code="reply.garbage")
     if not all(map(math.isfinite, said.values)):
         figures.skipped.append("log-probabilities: some are not finite")
