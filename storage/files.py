@@ -48,7 +48,8 @@ def fsync_folder(folder: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace `path` by `content`, durably and at once."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    # Half a UTF-16 pair, which JSON from elsewhere may hold, must not keep the rest from being kept.
+    with temporary.open("w", encoding="utf-8", errors="replace") as file:
         json.dump(content, file, indent=2, sort_keys=True, ensure_ascii=False)
         file.write("\n")
         file.flush()

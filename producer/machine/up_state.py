@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from producer.machine.processes import Identity, is_alive
-from storage.errors import DamagedError
+from storage.errors import DamagedError, UnsuitableError
 from storage.json_records import parse_json, read_record
 
 Check = Literal["redis", "celery", "http"]
@@ -139,9 +139,20 @@ class StateFolder:
         self.redis = path / "redis"
 
     def create(self) -> None:
-        """Makes the folders, for this user's eyes only."""
+        """Makes the folders, for this user's eyes only: Redis' files hold what is queued.
+
+        Raises `UnsuitableError` when the folder is another user's: what it says would be believed.
+        """
         for folder in (self.path, self.logs, self.redis):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                raise UnsuitableError(
+                    f"`{folder}` belongs to another user",
+                    code="up.folder",
+                    hint="give a folder of your own with EYAS_STATE_DIR",
+                )
+        for folder in (self.logs, self.redis):
+            folder.chmod(0o700)  # the folder around them may be one that was there, and open
 
     def log(self, name: str) -> Path:
         """Where a service's output goes."""

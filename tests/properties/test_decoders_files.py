@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import as_text, given_or_refused, odd_texts, spoiled, spoiled_bytes, texts
+from hostile import as_text, given_or_refused, odd_texts, spoiled, spoiled_bytes, texts, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from producer.datasets.model_folder import ModelFolder
 from storage.arrays import ArrayFile, sharded_layout, write_plain
 from storage.codec import Codec
-from storage.files import NAME, checked_name
+from storage.files import NAME, checked_name, read_json, write_json
 from storage.run import CaptureSpec, Run, RunSpec, Sampling, StatesMode, read_run
 from storage.sample import SpoolRef
 from storage.segment import Segment, SegmentName
@@ -195,6 +195,13 @@ def test_a_spool_never_reads_writes_or_deletes_outside(
 def test_a_checked_name_is_one_folder_s(name: str) -> None:
     if given_or_refused(lambda: checked_name(name, "node")) is not None:
         assert Path("/somewhere", name).resolve().parent == Path("/somewhere")
+
+
+@calm
+@given(content=st.dictionaries(odd_texts, values, max_size=3))
+def test_whatever_a_server_said_can_be_kept(tmp_path: Path, content: Any) -> None:
+    write_json(tmp_path / "facts.json", content)
+    assert isinstance(read_json(tmp_path / "facts.json"), dict)
 
 
 @calm

@@ -6,13 +6,15 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from producer.machine.processes import identity
 from producer.machine.take_down import take_down
-from producer.machine.up_state import Service
+from producer.machine.up_state import Service, StateFolder
+from storage.errors import UnsuitableError
 from tests.producer.machine.supervised import Supervised, pid_of, plan, service, until
 
 
@@ -30,6 +32,22 @@ def test_the_state_file_is_for_its_owner_only(supervised: Supervised) -> None:
     for name in ("up.json", "plan.json"):
         assert stat.S_IMODE((supervised.folder.path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(supervised.folder.path.stat().st_mode) == 0o700
+
+
+def test_what_redis_writes_is_for_its_owner_only_in_an_open_folder_too(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = StateFolder(tmp_path)
+    folder.redis.mkdir(mode=0o755)
+    folder.create()
+    assert stat.S_IMODE(folder.redis.stat().st_mode) == stat.S_IMODE(folder.logs.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder to another user")
+def test_the_state_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", 12345, -1)
+    with pytest.raises(UnsuitableError, match="belongs to another user"):
+        StateFolder(tmp_path / "state").create()
 
 
 def test_what_is_killed_runs_again_and_its_children_are_gone(supervised: Supervised) -> None:
