@@ -67,7 +67,10 @@ class Reporter:
         tally = self._chronicle.tally(processes)
         progress = {name: feed.progress for name, feed in feeds.items()}
         self._meter.add(now, totals_of(progress))
-        left = tokens_left(progress, settings)
+        # While nothing can be stored, no speed of before tells when it will be.
+        sinks = {p.state for p in processes if p.lane == SINK}
+        stalled = bool(sinks) and "running" not in sinks
+        left = None if stalled else tokens_left(progress, settings)
         servers = server_boards(settings, processes)
         out = {name: [len(feed.out(lane, window.out(name))) for lane in Lane] for name, feed in feeds.items()}
         waiting_for = {lane: sum(counts[at] for counts in out.values()) for at, lane in enumerate(Lane)}
@@ -88,7 +91,7 @@ class Reporter:
                     settings,
                     reading=feed.reading,
                     queued=sum(out[name]),
-                    left_s=self._chronicle.left_s(name, feed.progress, settings, now),
+                    left_s=None if stalled else self._chronicle.left_s(name, feed.progress, settings, now),
                     dead_letters=self._chronicle.dead_letters(
                         name, feed, settings.datasets[name].max_samples
                     ),

@@ -28,8 +28,6 @@ class Feed:
     progress: Progress
     reading: bool
     """Whether `enqueue` has not read as far as is wanted."""
-    given_since: float | None = None
-    """Since when rows that came with their tokens have no response."""
 
     def out(self, lane: Lane, out: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Positions of the orders of this lane that are out."""

@@ -29,6 +29,7 @@ from workers.broker.messages import Message
 from workers.broker.queues import Lane
 from workers.feeder.choosing import Room, by_dataset, choose
 from workers.feeder.feed import Feed
+from workers.feeder.given import GivenRows
 from workers.feeder.orders import lanes_of, order_capture, order_generate
 from workers.feeder.reconcile import GoneNodes, Quiet
 from workers.feeder.role import Role
@@ -41,8 +42,6 @@ AT_ONCE = 250
 """Orders read from the store and published in one go."""
 PUBLISH_S = 0.5
 """A step publishes for so long at most: settings that change reach the lanes within a second."""
-GIVEN_AFTER_S = 60.0
-"""Rows that came with their tokens are committed by `enqueue`; if it died, the feeder does it."""
 
 
 @dataclass(slots=True)
@@ -79,6 +78,7 @@ class Feeder:
         self._window = Window(redis)
         self._feeds: dict[str, Feed] = {}
         self._counted: object = None
+        self._given = GivenRows()
         self._quiet, self._gone = Quiet(), GoneNodes(redis)
         self._reporter = Reporter(redis, store, role.holder, clock)
 
@@ -170,7 +170,6 @@ class Feeder:
                 else lanes_of(spec.lane, dataset.prompt_tokens),
                 progress=progress_of(dataset, plan, caps.max_samples, settings.states),
                 reading=self._is_reading(dataset, settings, plan),
-                given_since=before.given_since if before is not None else None,
             )
         self._feeds = feeds
 
@@ -227,15 +226,11 @@ class Feeder:
         """Let a sink commit rows that came with their tokens, when `enqueue` did not."""
         for name, feed in self._feeds.items():
             given = feed.given().tolist()
-            if not given:
-                feed.given_since = None
-            elif feed.given_since is None:
-                feed.given_since = self._clock()
-            elif self._clock() - feed.given_since >= GIVEN_AFTER_S:
-                feed.given_since = self._clock()
-                self._publish(
-                    [order for _, order in self._orders(name, given[:AT_ONCE], Stage.GENERATE, settings)]
-                )
+            waiting = read_backlog(self._redis).results if given else 0
+            due = self._given.due(name, given, now=self._clock(), waiting=waiting, most=AT_ONCE)
+            if due:
+                self._publish([order for _, order in self._orders(name, due, Stage.GENERATE, settings)])
+                self.more = True
 
     def _publish_orders(self, chosen: Sequence[tuple[str, int]], stage: Stage, settings: RunSettings) -> None:
         """Into the window, then into the queue, unless somebody else may feed by now."""

@@ -1,6 +1,7 @@
 """The feeder against a real store and Redis: what it publishes, when it closes, what it notices."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from workers.broker.keys import FEEDER, UNACKED, WINDOW, window_field
 from workers.broker.messages import Capture, Failed, Generate, Message
 from workers.broker.queues import SINK
 from workers.feeder.choosing import Room
-from workers.feeder.feeder import GIVEN_AFTER_S, Feeder
+from workers.feeder.feeder import AT_ONCE, Feeder
+from workers.feeder.given import GIVEN_AFTER_S, GIVEN_WAITING
 from workers.feeder.reconcile import APART_S, GONE_S
 from workers.feeder.role import Role, RoleLostError
 from workers.runs import claim, read_carried, read_view
@@ -210,6 +212,36 @@ def test_given_rows_that_enqueue_left_uncommitted_are_committed_later(stage: Mak
     results = s.step(GIVEN_AFTER_S)
     assert kinds(results) == ["Responded"] * 2
     assert results[0].response.finish is Finish.GIVEN
+    assert s.step() == [], "they are on their way"
+    assert kinds(s.step(2 * GIVEN_AFTER_S)) == ["Responded"] * 2, "unless they were lost"
+
+
+def test_given_rows_that_are_left_follow_one_another_as_fast_as_the_sinks_take_them(stage: Make) -> None:
+    s = stage({"A1": 3 * AT_ONCE}, lane="capture")
+    s.step()
+    s.client.rpush(SINK, *["x"] * GIVEN_WAITING)
+    assert s.step(GIVEN_AFTER_S) == [], "no sink takes any"
+    s.client.delete(SINK)
+    assert len(s.step()) == 3 * AT_ONCE
+
+
+def test_no_time_left_is_told_while_no_sink_can_store(stage: Make) -> None:
+    s = stage({"B1": 30})
+    orders = s.step()
+    for at in range(0, 20, 2):
+        s.work(orders[at : at + 2])
+        s.work(s.step(5.0))
+    s.step(5.0)
+    board = read_board(s.client)
+    assert board.left_s > 0
+    assert board.datasets[0].left_s > 0
+    sink = ProcessSnapshot(
+        name="sink@a", lane=SINK, node="a", pid=1, at=time.time(), started=0.0, state="paused", says="full"
+    )
+    write_process(s.client, sink)
+    s.step(5.0)
+    board = read_board(s.client)
+    assert (board.left_s, board.datasets[0].left_s) == (None, None)
 
 
 def test_max_samples_closes_a_dataset_and_raising_it_opens_it_again(stage: Make) -> None:
