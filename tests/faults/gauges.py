@@ -13,7 +13,7 @@ import redis
 
 from tests.faults.cluster import Cluster
 
-EVERY_S = 5.0
+EVERY_S = 10.0
 WARM_S = 300.0
 """A process fills its caches for so long; what comes after must be flat."""
 POINTS = 200
