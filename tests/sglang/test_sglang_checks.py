@@ -53,8 +53,8 @@ def assert_sound(found: dict[str, Any], samples: int) -> None:
     assert samples / EVERY / 3 <= found["samples"] <= samples
     assert (found["alarmed"], found["alarms"], found["skipped"]) == (0, [], [])
     assert found["compared"] == found["with_head"] == found["samples"]
-    assert 0 < found["worst_error"] < ROW_ERROR / 5
-    assert 0 < found["typical_error"] < TYPICAL_ERROR / 5
+    assert found["worst_error"] < ROW_ERROR / 5
+    assert found["typical_error"] < TYPICAL_ERROR / 5
     assert found["worst_cosine"] > 0.999
     assert found["head_error"] < HEAD_ERROR / 5
 
