@@ -128,6 +128,6 @@ class Reporter:
         self._reminder.look(servers, backlog, self._clock())
         seconds, micros = self._redis.time()
         return (
-            *notes_of(servers, processes, backlog, waiting_for, count_suspects(self._redis)),
+            *notes_of(servers, processes, backlog, waiting_for, count_suspects(self._redis, self._run.id)),
             *clock_notes(processes, seconds + micros / 1e6),
         )

@@ -147,9 +147,8 @@ def _call_at(url: str, lane: Lane, order: Generate | Capture, view: RunView, key
         except ServerAwayError as error:
             lane.calls.lost(url)
             if error.in_flight:
-                mark = mark.died()
                 # Before the order goes back: whoever takes it next must know.
-                lane.marks.write(key, mark)
+                mark = lane.marks.died(key, mark, url)
             if mark.guilty:
                 said = f"the only call in flight at {url} when it went: {error.message}"
                 return dead_letter(order, code="prompt.kills_server", said=said, attempts=mark.deaths)

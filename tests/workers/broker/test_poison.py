@@ -1,20 +1,26 @@
 """Servers that die in mid-call: who is marked, who runs apart, and that innocents come through."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import redis
-from broker_stage import Paced, Stage, until
+from broker_stage import RUN, Paced, Stage, until
 
 from workers.broker.messages import Failed, Responded
 from workers.broker.publish import order_key
-from workers.lane.marks import Mark, Marks
+from workers.lane.marks import Mark, Marks, count_suspects
 
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+def marks_of(stage: Stage) -> list[bytes]:
+    """The marks of orders, without what is counted beside them."""
+    return [text for key, text in stage.redis.hgetall("eyas:marks").items() if b" " not in key]
 
 
 def kill_and_restart(stage: Stage, server: Paced, *, seconds: float, in_flight: int) -> Paced:
@@ -33,7 +39,7 @@ def test_an_operators_two_restarts_cost_nobody_anything_but_a_while_in_smaller_c
     server = kill_and_restart(stage, server, seconds=60, in_flight=20)
     server = kill_and_restart(stage, server, seconds=1.0, in_flight=20)
     until(lambda: server.stats()["ended"] >= 4, "some are done")
-    assert len([text for text in stage.redis.hvals("eyas:marks") if text.startswith(b"2 4 ")]) >= 12
+    assert len([text for text in marks_of(stage) if text.startswith(b"2 4 ")]) >= 12
     stage.publish(stage.orders(20, first=100))
     until(lambda: stage.waiting("sink") >= 20, "all suspects are done", within_s=60)
     assert server.stats()["peak"] == 4, "a fifth of them at a time"
@@ -41,7 +47,7 @@ def test_an_operators_two_restarts_cost_nobody_anything_but_a_while_in_smaller_c
     assert all(isinstance(result, Responded) for result in stage.results())
     assert server.stats()["peak"] > 4, "as many as ever"
     assert server.stats()["started"] == 40, "nothing ran twice"
-    until(lambda: not stage.redis.hlen("eyas:marks"), "nobody is marked any more")
+    until(lambda: not marks_of(stage), "nobody is marked any more")
     until(lambda: not stage.redis.hlen("eyas:alone"), "nobody waits to be alone")
 
 
@@ -53,7 +59,7 @@ def test_a_suspect_waits_for_every_lane_and_the_other_server_goes_on(stage: Stag
     stage.publish(stage.orders(2, lane="long", first=900))
     until(lambda: busy.stats()["in_flight"] == 2, "the long lane has calls in flight")
     (suspect,) = stage.orders(1)
-    Marks(stage.redis).write(order_key(suspect), Mark(deaths=2))
+    stage.redis.hset("eyas:marks", order_key(suspect), "2 0 0")
     stage.publish([suspect])
     until(lambda: stage.redis.hlen("eyas:alone") == 1, "it claims the server")
     until(lambda: (s := stage.snapshot()) and s["servers"][0]["slots"] == 0, "and its lane has no slots")
@@ -78,13 +84,13 @@ def test_dying_alone_twice_is_a_dead_letter_and_its_mark_is_gone(stage: Stage) -
     for deaths in range(1, 5):
         server = kill_and_restart(stage, server, seconds=60, in_flight=1)
         if deaths < 4:
-            until(lambda d=deaths: stage.redis.hvals("eyas:marks")[0].startswith(b"%d " % d), "it is marked")
+            until(lambda d=deaths: marks_of(stage)[0].startswith(b"%d " % d), "it is marked")
     until(lambda: stage.waiting("sink") == 1, "it has its outcome")
     (result,) = stage.results()
     assert isinstance(result, Failed)
     assert (result.failure.code, result.failure.attempts) == ("prompt.kills_server", 4)
     assert server.url in result.failure.message
-    until(lambda: not stage.redis.hlen("eyas:marks"), "a retry begins without a mark")
+    until(lambda: not marks_of(stage), "a retry begins without a mark")
 
 
 def test_a_server_that_refuses_or_says_503_marks_nobody(stage: Stage) -> None:
@@ -102,7 +108,7 @@ def test_a_server_that_refuses_or_says_503_marks_nobody(stage: Stage) -> None:
 def test_the_company_is_a_fifth_of_those_marked_as_often_and_stays_what_it_was(client: redis.Redis) -> None:
     marks = Marks(client)
     for at in range(30):
-        marks.write(f"{at}", Mark(deaths=2 if at < 25 else 1))
+        client.hset("eyas:marks", f"{at}", "2 0 0" if at < 25 else "1 0 0")
     assert not marks.read("29").suspect
     first = marks.with_company("0", marks.read("0"))
     assert first.company == 5
@@ -111,7 +117,7 @@ def test_the_company_is_a_fifth_of_those_marked_as_often_and_stays_what_it_was(c
         if at == 7:
             assert marks.with_company("8", Mark(deaths=2)).company == 5, "as decided for the first"
     assert marks.with_company("0", marks.read("0")).company == 5, "and still, though it is the last"
-    again = marks.with_company("0", first.died())
+    again = marks.with_company("0", marks.died("0", first, "http://a:1"))
     assert (again.deaths, again.company, again.alone) == (3, 1, 0), "in company is not alone"
     alone = again.died()
     assert (alone.alone, alone.guilty) == (1, False)
@@ -122,3 +128,35 @@ def test_marks_that_cannot_be_read_are_none(client: redis.Redis) -> None:
     client.hset("eyas:marks", mapping={"a": "nonsense", "b": "1 2", "c": "-3 -1 -9"})
     marks = Marks(client)
     assert [marks.read(key) for key in "abcd"] == [Mark()] * 4
+
+
+def test_servers_that_die_by_themselves_make_it_harder_to_be_a_suspect(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.lane.marks.ONE_DEATH_S", 0)
+    marks = Marks(client)
+
+    def die(*names: str) -> list[Mark]:
+        time.sleep(0.002)  # another death is at another moment
+        found = [(f"{name}-{RUN[:8]}", marks.read(f"{name}-{RUN[:8]}")) for name in names]
+        for key, mark in found:
+            marks.died(key, mark, "http://a:1")
+        return [marks.read(key) for key, _ in found]
+
+    assert [mark.suspect for mark in (*die("killer"), *die("killer"))] == [False, True]
+    for at in range(6):
+        die(f"unlucky {at}")
+    assert count_suspects(client, RUN) == 0, "seven deaths came out of the blue"
+    assert [die("killer")[0].suspect for _ in range(3)] == [False, False, True]
+    assert count_suspects(client, RUN) == 1
+    assert count_suspects(client, "f" * 32) == 0, "another run's"
+
+
+def test_marks_of_one_death_are_one_death(client: redis.Redis) -> None:
+    marks = Marks(client)
+    keys = [f"{at}-{RUN[:8]}" for at in range(5)]
+    for key in keys:
+        marks.died(key, marks.read(key), "http://a:1")
+    assert marks.read(keys[0]).unexplained == 1
+    marks.died("late-" + RUN[:8], Mark(deaths=1), "http://a:1")
+    assert marks.read(keys[0]).unexplained == 0, "something marked was in flight too"
