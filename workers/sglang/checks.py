@@ -65,9 +65,7 @@ def check_weights(reply: Reply, *, expected: str) -> None:
     """
     others = reply.weights - {expected}
     if others:
-        raise CallError(
-            f"made by weights `{min(others)}`, connected was `{expected}`", code="server.changed"
-        )
+        raise CallError(f"made by weights `{min(others)}`, connected was `{expected}`", code="server.changed")
 
 
 def check_states(

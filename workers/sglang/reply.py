@@ -16,8 +16,16 @@ from storage.sample import SpoolRef, Timings
 from storage.tokens import Tokens, as_tokens
 from workers.sglang.outcomes import CallError
 
-
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, UsageError)
+MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    UsageError,
+)
 """What reading a body raises that is not `/generate`'s."""
 
 
@@ -95,9 +103,9 @@ def _read(content: Any) -> Reply:
         retractions=_count(meta.get("num_retractions") or 0),
         weights=_read_weights(meta),
         timings=Timings(
-            e2e_s=_seconds(meta.get("e2e_latency") or 0.0),
-            queue_s=_seconds(meta.get("queue_time") or 0.0),
-            first_token_s=_seconds(meta.get("first_token_latency") or 0.0),
+            e2e_s=_number(meta.get("e2e_latency") or 0.0),
+            queue_s=_number(meta.get("queue_time") or 0.0),
+            first_token_s=_number(meta.get("first_token_latency") or 0.0),
         ),
         states=_read_states(meta["eyas_states"]) if meta.get("eyas_states") else None,
         logprobs=_read_logprobs(meta["input_token_logprobs"]) if meta.get("input_token_logprobs") else None,
@@ -141,7 +149,7 @@ def _read_logprobs(entries: Sequence[Sequence[Any]]) -> TokenLogprobs:
     said = entries[1:] if entries[0][0] is None else entries
     return TokenLogprobs(
         tokens=as_tokens([entry[1] for entry in said]),
-        values=np.array([float(entry[0]) for entry in said]),
+        values=np.array([_number(entry[0]) for entry in said]),
     )
 
 
@@ -152,7 +160,7 @@ def _count(value: Any, *, below: int = 2**31) -> int:
     return int(value)
 
 
-def _seconds(value: Any) -> float:
+def _number(value: Any) -> float:
     if not is_number(value):
         raise ValueError(f"`{value!r}` is no number"[:100])
     return float(value)
