@@ -1,4 +1,5 @@
-"""A sink that kills its own process at a chosen step: `EYAS_TEST_KILL_AT=<step>:<nth time>`.
+"""A sink that kills its own process at a chosen step: `EYAS_TEST_KILL_AT=<step>:<nth time>`; with `:hang`
+behind that it stands still there, as on a disk that does not answer.
 
 The real app with its own `Store` and acknowledgement wrapped; started by `celery -A
 tests.workers.sink.killing`. Without the variable it is the real sink, only quicker to redeliver.
@@ -6,6 +7,8 @@ tests.workers.sink.killing`. Without the variable it is the real sink, only quic
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from workers.celery import app
 from workers.sink.batching import Held
 from workers.sink.step import SinkStep
 
-_step, _, _times = os.environ.get("EYAS_TEST_KILL_AT", "").partition(":")
+_step, _times, _how, *_ = (*os.environ.get("EYAS_TEST_KILL_AT", "").split(":"), "", "")
 _left = int(_times or 0)
 
 
@@ -23,6 +26,10 @@ def _pass(step: str) -> None:
     global _left
     if step == _step:
         _left -= 1
+        if _left == 0 and _how == "hang":
+            sys.stdout.write("hanging\n")
+            sys.stdout.flush()
+            threading.Event().wait()
         if _left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
