@@ -4,7 +4,7 @@ Servers take half a minute to start: files and tests are in an order in which fe
 test asks for the one it needs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.sglang.comparison import Reference, Tally, running_reference
 from tests.sglang.environment.build import Environment, find_or_build
+from tests.sglang.environment.install import install
 from tests.sglang.environment.server import RealServer, running_sglang
 from tests.sglang.flavours import Flavour
 from tests.sglang.jobs import Office
@@ -44,7 +45,9 @@ class Servers:
             self.stop()
             self._started += 1
             log = self._folder / f"{self._started}-{flavour.name}.log"
-            server = running_sglang(self._environment, *flavour.flags, log=log, environ=flavour.environ)
+            server = running_sglang(
+                self._environment, *flavour.flags, log=log, environ=flavour.environ, recipe=flavour.recipe
+            )
             self._running = flavour, self._stack.enter_context(server)
         return self._running[1]
 
@@ -107,6 +110,14 @@ def reference(environment: Environment, tmp_path_factory: pytest.TempPathFactory
     """transformers, in SGLang's Python."""
     with running_reference(environment, tmp_path_factory.mktemp("reference")) as it:
         yield it
+
+
+@pytest.fixture(scope="session")
+def plugin_environ(
+    environment: Environment, office: Office, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, str]:
+    """For a server that shall load this tree's plugin, installed for it, and write to the machine's spool."""
+    return {**install(environment, tmp_path_factory.mktemp("plugin")), **office.of_plugin}
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 STATES = "--enable-return-hidden-states"
 WHOLE_PREFILLS = ("--chunked-prefill-size", "-1")
@@ -20,6 +21,8 @@ class Flavour:
     name: str
     flags: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
+    recipe: Path | None = None
+    """A script of ops/sglang that starts it; None for `python -m sglang.launch_server`."""
 
 
 FINAL = Flavour(name="final", flags=(STATES, *WHOLE_PREFILLS, *TIGHT), environ=HOPEFUL)
@@ -40,3 +43,7 @@ AUX_ON_TWO_RANKS = Flavour(
 """Stock, EAGLE-3's three layers in place of the final state, from two data-parallel ranks."""
 CHUNKING_EAGLE3 = Flavour(name="plugin", flags=(*CHUNKING.flags, *AUXILIARY), environ=CHUNKING.environ)
 """To be started with the plugin: chunks, retracts and caches, and has the layers beside the final state."""
+RECIPES = Path(__file__).parents[2] / "ops" / "sglang"
+GENERATE = Flavour(name="generate", flags=(), recipe=RECIPES / "generate.sh")
+CAPTURE = Flavour(name="capture", flags=(), recipe=RECIPES / "capture.sh")
+"""To be started with the plugin. Both as a person starts them, with what a CPU needs added."""

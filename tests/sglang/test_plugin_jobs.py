@@ -1,5 +1,6 @@
 """Whole jobs on a real SGLang with the plugin that chunks, retracts and caches: every sample is stored."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,6 @@ import pytest
 from storage.store import Store
 from tests.sglang.comparison import Reference, Tally, stored_samples
 from tests.sglang.conftest import Servers
-from tests.sglang.environment.build import Environment
-from tests.sglang.environment.install import install
 from tests.sglang.flavours import CHUNKING_EAGLE3, Flavour
 from tests.sglang.jobs import Office, flags_of, write_prompts, write_tokenized
 
@@ -18,12 +17,9 @@ PROMPTS = 1000
 
 
 @pytest.fixture(scope="module")
-def with_plugin(
-    environment: Environment, office: Office, tmp_path_factory: pytest.TempPathFactory
-) -> Flavour:
-    """The server with this tree's plugin installed, and the machine's spool."""
-    installed = install(environment, tmp_path_factory.mktemp("plugin"))
-    return replace(CHUNKING_EAGLE3, environ={**CHUNKING_EAGLE3.environ, **installed, **office.of_plugin})
+def with_plugin(plugin_environ: Mapping[str, str]) -> Flavour:
+    """The server with this tree's plugin."""
+    return replace(CHUNKING_EAGLE3, environ={**CHUNKING_EAGLE3.environ, **plugin_environ})
 
 
 def test_a_thousand_prompts_are_all_stored_at_the_first_attempt_with_layers_and_final_state(

@@ -57,14 +57,19 @@ class RealServer:
 
 @contextmanager
 def running_sglang(
-    environment: Environment, *flags: str, log: Path, environ: Mapping[str, str] | None = None
+    environment: Environment,
+    *flags: str,
+    log: Path,
+    environ: Mapping[str, str] | None = None,
+    recipe: Path | None = None,
 ) -> Iterator[RealServer]:
     """`python -m sglang.launch_server` on a free port, ready; `environ` is added to its environment.
 
-    Raises `RuntimeError` with the end of its log when it does not start.
+    A `recipe` is a script that starts it, given the flags. Raises `RuntimeError` with the end of its log
+    when it does not start.
     """
     with alone(cache_folder() / "sglang-server.lock"):
-        server = _start(environment, flags, log, environ or {})
+        server = _start(environment, flags, log, environ or {}, recipe)
         try:
             _await_ready(server)
             yield server
@@ -73,18 +78,24 @@ def running_sglang(
 
 
 def _start(
-    environment: Environment, flags: tuple[str, ...], log: Path, more: Mapping[str, str]
+    environment: Environment,
+    flags: tuple[str, ...],
+    log: Path,
+    more: Mapping[str, str],
+    recipe: Path | None,
 ) -> RealServer:
     port = _free_port()
     command = [
         *("sh", "-c", KEEPER, "keeper"),
-        *(str(environment.python), "-m", "sglang.launch_server"),
+        *((str(recipe),) if recipe else (str(environment.python), "-m", "sglang.launch_server")),
         *("--model-path", str(environment.model), "--host", "127.0.0.1", "--port", str(port)),
         *FLAGS,
         *flags,
     ]
     environ = {
-        "PATH": os.environ["PATH"],
+        # recipes say `python`
+        "PATH": f"{environment.python.parent}:{os.environ['PATH']}",
+        "MODEL": str(environment.model),
         "HOME": os.environ.get("HOME", "/"),
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
