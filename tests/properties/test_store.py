@@ -92,8 +92,8 @@ def quiet() -> Progress:
 class StoreMachine(RuleBasedStateMachine):
     """What two nodes and a person at a command line can do to one store."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(filled=st.booleans())
+    def begin(self, filled: bool) -> None:
         self.folder = tempfile.TemporaryDirectory()
         root = Path(self.folder.name)
         self.path = root / "out"
@@ -109,6 +109,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.responses: dict[bytes, Response] = {}
         self.states: set[Key] = set()
         self.dead: dict[Key, Failure] = {}
+        if filled:  # so that there is something to merge, to drop and to read from the beginning
+            self.respond([0, 1, 2], 1, 0)
+            self.respond([3, 4, 5], 1, 1)
+            self.capture([0, 1], 1, 0)
+            self.capture_on_both_nodes_at_once([2, 3, 4], [4, 5], 1, 1)
+            self.fail([6, 7], 0, 1)
+            self.fail([8], 1, 0)
+            self.respond([7, 8], 1, 0)
 
     # What the writers do.
 
@@ -141,13 +149,14 @@ class StoreMachine(RuleBasedStateMachine):
         """The other node commits while this one writes: what both have is stored twice, seen once."""
         batch, other = self.batch_of(picks, seed), self.batch_of(others, seed)
         unknown = [r for r in batch if (r.id, r.digest) not in self.states]
-        spool = InterruptedSpool(
-            self.spools[who], 2 * len(unknown), lambda: self.commit_states(other, 1 - who)
-        )
-        self.commit_states(batch, who, spool)
+
+        def commit_other() -> None:
+            self.commit_states(other, 1 - who)
+            self.states.update((response.id, response.digest) for response in other)
+
+        # Each file is looked at once before any is read: this is when the last one is.
+        self.commit_states(batch, who, InterruptedSpool(self.spools[who], 2 * len(unknown), commit_other))
         self.states |= {(response.id, response.digest) for response in batch}
-        if spool.left <= 0:
-            self.states |= {(response.id, response.digest) for response in other}
 
     def failures_of(self, picks: list[int], seed: int) -> list[Failure]:
         """Seed 0: failures to generate; else to capture that response."""
@@ -375,7 +384,7 @@ class _no_lock:  # noqa: N801 - stands for a function
 
 
 HEALTH = list(HealthCheck)
-TestStore = StoreMachine.TestCase
+TestStore = pytest.mark.timeout(600)(StoreMachine.TestCase)
 TestStore.settings = settings(
     max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=HEALTH
 )
