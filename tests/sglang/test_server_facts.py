@@ -22,7 +22,7 @@ KEY, ADMIN_KEY = "a-key-that-stays-secret", "an-admin-key-that-stays-secret"
 KEYED = Flavour(
     name="keyed", flags=(*FINAL.flags, "--api-key", KEY, "--admin-api-key", ADMIN_KEY), environ=FINAL.environ
 )
-PROMPTS = 300
+PROMPTS = 120
 
 
 @pytest.fixture(scope="module")
