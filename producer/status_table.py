@@ -67,12 +67,9 @@ def draw(board: Board, notes: tuple[str, ...], width: int = WIDE, now: float | N
         parts += [Text(), *map(Text, _lost(board))]
     if board.checks is not None:
         parts += [Text(), *_checks(board.checks)]
-    # a server's reason stands in its row already
-    shown = tuple(f"server {server.url} is " for server in board.servers if server.reason)
-    notes = tuple(note for note in notes if not shown or not note.startswith(shown))
-    # a server's reason stands in its row already
-    shown = tuple(f"server {server.url} is " for server in board.servers if server.reason)
-    notes = tuple(note for note in notes if not shown or not note.startswith(shown))
+    for reason in (f": {server.reason}" for server in board.servers if server.reason):
+        # it stands in the server's row already
+        notes = tuple(note.removesuffix(reason) for note in notes)
     if notes:
         parts.append(Text())
         parts += [Text(f"! {note}", style="yellow") for note in notes]

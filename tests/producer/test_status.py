@@ -295,3 +295,38 @@ def test_what_was_wasted_and_what_has_failed_is_said(tmp_path: Path, redis_url: 
     assert "3 failed: `producer status --failed` lists them" in said.stdout
     content = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
     assert (content["wasted"], content["wasted_tokens"]) == (12, 14_210)
+
+
+def test_a_servers_reason_is_said_once_and_since_when_and_who_waits_beside_it(
+    tmp_path: Path, redis_url: str
+) -> None:
+    note = "long: server http://127.0.0.1:1 away for 12 min, 431 wait: connection refused"
+    carry(redis_url, small_store(tmp_path / "out"), notes=(note,))
+    said = producer("status", "--redis-url", redis_url, cwd=tmp_path)
+    assert "! long: server http://127.0.0.1:1 away for 12 min, 431 wait\n" in said.stdout
+    assert said.stdout.count("connection refused") == 1
+    content = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    assert content["notes"][0] == note
+
+
+def test_watch_says_again_only_what_is_new_and_not_that_it_lasts(tmp_path: Path, redis_url: str) -> None:
+    store = small_store(tmp_path / "out")
+    say = "long: server http://127.0.0.1:1 away for {}, {} wait: connection refused"
+    carry(redis_url, store, notes=(say.format("12 s", 31),))
+    log = tmp_path / "watch.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: "31 wait" in log.read_text())
+        carry(redis_url, store, notes=(say.format("2 min", 1431), "another note"))
+        until(lambda: "another note" in log.read_text())
+        assert "1431 wait" not in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
