@@ -167,7 +167,9 @@ def _sums(tally: Tally) -> Iterator[Metric]:
     tokens = CounterMetricFamily("eyas_tokens", "Tokens of calls that ended well.", labels=("lane", "kind"))
     calls = CounterMetricFamily("eyas_calls", "Calls by how they ended.", labels=("lane", "outcome"))
     wasted = CounterMetricFamily("eyas_wasted_calls", "Calls made twice.", labels=("lane",))
+    twice = CounterMetricFamily("eyas_wasted_tokens", "Tokens of calls made twice.", labels=("lane",))
     for lane, counts in tally.lanes.items():
+        twice.add_metric((lane,), counts.get("wasted_tokens", 0))
         wasted.add_metric((lane,), counts.get("wasted", 0))
         if lane == SINK:
             continue
@@ -181,7 +183,7 @@ def _sums(tally: Tally) -> Iterator[Metric]:
     )
     for url, count in tally.retractions.items():
         retractions.add_metric((url,), count)
-    yield from (tokens, calls, wasted, retractions)
+    yield from (tokens, calls, wasted, twice, retractions)
     written = tally.of("written_bytes", SINK)
     yield CounterMetricFamily("eyas_states_written_bytes", "States committed, uncompressed.", value=written)
     lost = tally.of("lost", SINK)

@@ -124,6 +124,7 @@ def _totals(board: Board, tally: Tally | None) -> dict[str, Any]:
         "over_s": rates.over_s if rates else None,
         "left_s": board.left_s,
         "wasted": board.wasted,
+        "wasted_tokens": board.wasted_tokens,
         "republished": board.republished,
         "sink_waiting": board.sink_waiting,
         "spool_bytes": board.spool_bytes,

@@ -139,7 +139,7 @@
             : all.output_per_s === null ? Words.NONE : Words.big(all.output_per_s) + " tok/s");
         put("output-sub", over ? "generated in all" : "generated, " + minute);
         put("samples", over ? Words.count(all.done)
-            : all.samples_per_s === null ? Words.NONE : Words.big(all.samples_per_s) + " /s");
+            : all.samples_per_s === null ? Words.NONE : Words.big(all.samples_per_s) + "/s");
         put("samples-sub", over ? "finished in all" : "finished, " + minute);
         put("progress", Words.count(all.done) + " of " + Words.count(all.wanted) + (all.reading ? "+" : ""));
         put("progress-sub", (all.wanted ? Words.share(all.done / all.wanted) + " · " : "") + Words.big(all.tokens)
@@ -153,9 +153,10 @@
         put("truncated", Words.share(all.truncated_share));
         put("truncated-sub", Words.count(all.truncated) + " of " + Words.plural(all.generated, "response", "responses"));
         put("failed", Words.count(all.failed));
-        put("failed-sub", now.dead_letters.length ? "most: " + now.dead_letters[0].code : "samples given up");
+        put("failed-sub", now.dead_letters.length ? "most: " + now.dead_letters[0].code
+            : Words.plural(all.again, "call tried again", "calls tried again"));
         put("wasted", Words.count(all.wasted));
-        put("wasted-sub", Words.count(all.again) + " tried again · " + Words.count(all.requeued) + " put back");
+        put("wasted-sub", Words.count(all.requeued) + " put back");
         const checks = now.checks;
         put("checks", checks ? Words.count(checks.samples) : "none yet");
         put("checks-sub", !checks ? "of a few samples, by themselves"
