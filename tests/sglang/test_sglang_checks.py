@@ -1,7 +1,7 @@
 """The checks on a real SGLang: sound servers raise no alarm, and their figures are far from the limits."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from storage.spool import Spool
 from tests.sglang.comparison import Tally
 from tests.sglang.conftest import Servers
 from tests.sglang.environment.build import Environment
-from tests.sglang.environment.install import install
 from tests.sglang.flavours import CHUNKING_EAGLE3, FINAL, Flavour
 from tests.sglang.jobs import Office, flags_of, write_prompts, write_tokenized
 from tests.sglang.plugin.asking import Asker, prompts
@@ -28,12 +27,9 @@ EAGLE3 = (2, 4, 5, 8)
 
 
 @pytest.fixture(scope="module")
-def with_plugin(
-    environment: Environment, office: Office, tmp_path_factory: pytest.TempPathFactory
-) -> Flavour:
-    """The server with this tree's plugin installed, and the machine's spool."""
-    installed = install(environment, tmp_path_factory.mktemp("plugin"))
-    return replace(CHUNKING_EAGLE3, environ={**CHUNKING_EAGLE3.environ, **installed, **office.of_plugin})
+def with_plugin(plugin_environ: Mapping[str, str]) -> Flavour:
+    """The server with this tree's plugin."""
+    return replace(CHUNKING_EAGLE3, environ={**CHUNKING_EAGLE3.environ, **plugin_environ})
 
 
 def checks_of(office: Office, tally: Tally, output: str, *flags: str) -> dict[str, Any]:
