@@ -125,12 +125,12 @@ class Job:
         assert said.returncode == 0, said.stderr
         return json.loads(said.stdout)
 
-    def counts(self) -> tuple[int, int]:
-        """Prompts done and wanted as the board says; (0, 0) while there is none."""
+    def left(self) -> int | None:
+        """Prompts without a response, of the dataset that has fewest; None while nobody says."""
         seen = self.cluster.glance()
-        if seen is None or seen.board is None:
-            return 0, 0
-        return seen.board.done, seen.board.wanted
+        if seen is None or seen.board is None or not seen.board.datasets:
+            return None
+        return min(self.cap - d.generated - d.failed for d in seen.board.datasets)
 
     def stored(self) -> int:
         """Segments of states, counted in the folder."""

@@ -63,7 +63,7 @@ class Soak:
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster, self.seed = cluster, seed
         self.job = Job(
-            cluster, prompts=PROMPTS, lanes=("short", "long"), concurrency=(4, 2, 6), deadly=DEADLY
+            cluster, prompts=PROMPTS, lanes=("short", "long"), concurrency=(3, 3, 6), deadly=DEADLY
         )
         self.invariants = Invariants(cluster, self.job)
         self.counts = Counts()
@@ -156,8 +156,8 @@ class Soak:
     def _keep_asking(self) -> None:
         """Raise the cap whenever little is left, so that something is always in flight."""
         while not self.over.wait(1.0):
-            done, wanted = self.job.counts()
-            if wanted and wanted - done < AHEAD * len(self.job.datasets) and self.job.keep_asking():
+            left = self.job.left()
+            if left is not None and left < AHEAD and self.job.keep_asking():
                 self.job.begin_more(AHEAD)
             self.job.keep_asking()
 
