@@ -55,12 +55,20 @@ def command(
     url = redis_url or load_config().redis_url
     found = find_run(url, output_dir)
     chosen = ask_again(found.folder, codes, datasets, ids)
-    again = [one for one in chosen if not one.again]
+    again = [one for one in chosen if not one.again and not one.capped]
     if again:
         _wake(found, url)
     if as_json:
-        already = len(chosen) - len(again)
-        click.echo(json.dumps({"again": len(again), "codes": counts(again), "asked_already": already}))
+        click.echo(
+            json.dumps(
+                {
+                    "again": len(again),
+                    "codes": counts(again),
+                    "asked_already": sum(one.again for one in chosen),
+                    "capped": sum(one.capped and not one.again for one in chosen),
+                }
+            )
+        )
         return 0
     click.echo(_said(chosen, again))
     if again:
@@ -92,7 +100,7 @@ def ask_again(
         chosen = [one for one in letters if replace(wanted, number=one.failure.retry + 1).fits(one.failure)]
         settings = read_settings(folder)
         # Another request for what is asked for already would try it twice.
-        if any(not one.again for one in chosen):
+        if any(not one.again and not one.capped for one in chosen):
             request = _request(settings.retries, wanted, chosen)
             retry = replace(request, number=last_number(settings.retries) + 1)
             write_settings(folder, replace(settings, retries=(*settings.retries, retry)))
@@ -136,12 +144,15 @@ def _said(chosen: Sequence["Standing"], again: Sequence["Standing"]) -> str:
 
     if not chosen:
         return "nothing has failed"
-    already = len(chosen) - len(again)
-    if not again:
-        return f"{count(already)} asked for already; they wait for their outcome"
-    by_code = ", ".join(f"{code} {count(number)}" for code, number in counts(again).items())
-    more = f"; {count(already)} asked for already" if already else ""
-    return f"{count(len(again))} will be tried again ({by_code}){more}"
+    said = []
+    if again:
+        by_code = ", ".join(f"{code} {count(number)}" for code, number in counts(again).items())
+        said.append(f"{count(len(again))} will be tried again ({by_code})")
+    if already := sum(one.again for one in chosen):
+        said.append(f"{count(already)} asked for already")
+    if capped := sum(one.capped and not one.again for one in chosen):
+        said.append(f"{count(capped)} not wanted: their dataset has reached its `max_tokens`")
+    return "; ".join(said)
 
 
 def _wake(found: "Found", url: str) -> None:

@@ -17,6 +17,7 @@ from storage.run import StatesMode
 from storage.sample import Failure, Stage
 from storage.settings import RunSettings
 from storage.store import Store
+from storage.wanted import wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Standing:
     """Row of the source that its prompt came from, from 0."""
     again: bool
     """Whether it is asked for again: it has no outcome yet."""
+    capped: bool
+    """Whether its dataset wants no more responses, having the tokens it may have."""
 
 
 def standing(store: Store, settings: RunSettings) -> list[Standing]:
@@ -54,7 +57,9 @@ def _of_dataset(
     store: Store, settings: RunSettings, dataset: DatasetIndex, failures: list[Failure], capture: str | None
 ) -> Iterator[Standing]:
     place = {sample_id: at for at, sample_id in enumerate(dataset.ids)}
-    most = settings.datasets[dataset.name].max_samples
+    caps = settings.datasets[dataset.name]
+    most = caps.max_samples
+    full = caps.max_tokens is not None and wanted(dataset, caps, settings.states).tokens >= caps.max_tokens
     rows = store.source_rows(dataset.name)
     found = []
     for failure in failures:
@@ -62,7 +67,12 @@ def _of_dataset(
         if at is not None and (most is None or at < most) and _stands(dataset, at, failure, capture):
             found.append((int(rows[at]), failure))
     for row, failure in sorted(found, key=lambda one: one[0]):
-        yield Standing(failure=failure, source_row=row, again=asked_again(failure, settings.retries))
+        yield Standing(
+            failure=failure,
+            source_row=row,
+            again=asked_again(failure, settings.retries),
+            capped=full and failure.stage is Stage.GENERATE,
+        )
 
 
 def _stands(dataset: DatasetIndex, at: int, failure: Failure, capture: str | None) -> bool:

@@ -102,7 +102,7 @@ def test_a_retry_opens_what_fits_it_and_asked_twice_is_one(store: Store) -> None
     assert first.stdout == "2 will be tried again (server.refused 2)\n"
     assert dead(store) == [7]
     again = retry(store, "--code", "server.refused")
-    assert again.stdout == "2 asked for already; they wait for their outcome\n"
+    assert again.stdout == "2 asked for already\n"
     assert len(read_settings(store.path).retries) == 1
     rest = retry(store)
     assert rest.stdout == "1 will be tried again (prompt.kills_server 1); 2 asked for already\n"
@@ -165,11 +165,20 @@ def test_a_retry_wakes_the_feeder(store: Store, redis_url: str) -> None:
             "again": 3,
             "codes": {"server.refused": 2, "prompt.kills_server": 1},
             "asked_already": 0,
+            "capped": 0,
         }
         assert client.llen("eyas:wake") == 1
         carried = read_carried(client)
         assert carried is not None
         assert carried.finished, "only the feeder says otherwise"
+
+
+def test_what_a_full_dataset_does_not_want_is_said_and_not_asked_for(store: Store) -> None:
+    settings = read_settings(store.path)
+    caps = replace(settings.datasets["B1"], max_tokens=14)
+    write_settings(store.path, replace(settings, datasets={"B1": caps}))
+    assert retry(store).stdout == "3 not wanted: their dataset has reached its `max_tokens`\n"
+    assert read_settings(store.path).retries == ()
 
 
 def test_two_retries_at_once_are_both_written_down(store: Store) -> None:
