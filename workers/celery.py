@@ -17,6 +17,7 @@ from storage.cli_errors import print_error
 from storage.errors import EyasError
 from workers.broker.celeryconfig import Timing, load_timing, settings
 from workers.broker.connection import connect
+from workers.broker.garbage import refuse_compressed
 from workers.broker.lease import Lease
 from workers.broker.publish import Outage
 from workers.config import Config, load_config
@@ -61,6 +62,7 @@ class EyasApp(Celery):  # type: ignore[misc]
 
 def create_app(config: Config, timing: Timing | None = None) -> EyasApp:
     """An app on the Redis of this configuration; nothing is connected yet."""
+    refuse_compressed()
     app = EyasApp("eyas", set_as_current=False)
     app.config, app.timing = config, timing or load_timing()
     app.conf.update(settings(config.redis_url, app.timing))

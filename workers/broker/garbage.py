@@ -6,6 +6,7 @@
 import contextlib
 import logging
 
+from kombu import compression
 from redis import Redis, RedisError
 
 from workers.broker.keys import GARBAGE
@@ -16,6 +17,19 @@ KEPT = 100
 """Messages kept; older ones go."""
 KEPT_BYTES = 65_536
 """Of each message; a longer one is cut."""
+
+
+def refuse_compressed() -> None:
+    """Let no message be unpacked by what its own header says: a megabyte might become a thousand.
+
+    kombu does that before anybody can look at the message. Our token ids are packed inside, bounded.
+    """
+    for kind in compression.encoders():
+        compression.register(_refuse, _refuse, kind)
+
+
+def _refuse(body: object) -> bytes:
+    raise ValueError("a compressed message")
 
 
 def set_aside(redis: Redis, body: bytes, why: str) -> None:
