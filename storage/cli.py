@@ -26,6 +26,13 @@ _SHOWN = 20
 LEAST_KEPT_HOURS = 0.1
 """Least time that replaced segments are kept: longer than any listing takes, see `replaced.py`."""
 
+_COMPACT_EXAMPLES = """\b
+Examples:
+  storage compact eyas-data
+  storage compact eyas-data --keep-hours 0.1   # later: free the room of what was replaced
+  storage compact eyas-data --json | jq .folders
+"""
+
 _FOLDER = click.Path(path_type=Path)
 
 
@@ -92,7 +99,7 @@ def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, th
     return 0 if report.ok else 1
 
 
-@group.command("compact")
+@group.command("compact", epilog=_COMPACT_EXAMPLES)
 @_store
 @_json
 @click.option(
@@ -104,16 +111,10 @@ def verify_command(path: Path | None, output_dir: Path | None, as_json: bool, th
     f"looking again, at least {LEAST_KEPT_HOURS}.  [env var: EYAS_KEEP_HOURS; default: 24]",
 )
 def compact_command(path: Path | None, output_dir: Path | None, as_json: bool, keep_hours: float) -> int:
-    r"""Merge small segments into few big ones, while others read and write.
+    """Merge small segments into few big ones, while others read and write.
 
     Drops states that are stored twice and failures that were made good. Deletes what an earlier
     compaction has replaced. May be stopped at any moment and run again.
-
-    \b
-    Examples:
-      storage compact eyas-data
-      storage compact eyas-data --keep-hours 0.1   # soon after: free the room of what it replaced
-      storage compact eyas-data --json
 
     Ends with 0 when all was compacted, with 1 when a damaged segment had to be left as it is.
     """
