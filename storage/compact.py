@@ -14,7 +14,7 @@ from typing import Any
 from storage.compaction import FolderCompaction, only_one
 from storage.compaction_plan import TARGET_BYTES, worth_merging
 from storage.droppable import Droppable, failures_made_good, repeated_states
-from storage.errors import DamagedError, FullError, UnavailableError
+from storage.errors import DamagedError, UnavailableError
 from storage.merge import Part, UnmergeableError
 from storage.progress import Progress
 from storage.replaced import KEPT_S, Deleted, delete_replaced, replaced
@@ -144,13 +144,6 @@ class _Folder:
             except UnmergeableError as error:
                 self._left[str(error.segment.name)] = error.message
                 return False
-            except FullError as error:
-                raise FullError(
-                    error.message,
-                    code=error.code,
-                    hint=f"free some room there, then run `storage compact {self._store.path}` again: "
-                    "what it had merged stays, nothing was lost",
-                ) from error
             if done is None:
                 return False
             moved.update(group)

@@ -77,7 +77,7 @@ def test_a_merge_that_does_not_fit_says_what_it_needs_and_changes_nothing(disk: 
     assert done.returncode == 1
     assert f"bytes of `{store.path}/responses`" in done.stderr
     assert "are free" in done.stderr
-    assert f"storage compact {store.path}" in done.stderr
+    assert "then run the same command again" in done.stderr
     assert names(store.path / "responses") == before
     ballast.unlink()
     assert storage_command("compact", str(store.path)).returncode == 0
@@ -99,7 +99,6 @@ def test_a_disk_that_fills_in_mid_merge_leaves_the_store_as_it_was(disk: Path):
         compact(store.path, Meanwhile(fill))
     assert caught.value.code == "output.full"
     assert f"`{store.path}`" in caught.value.message
-    assert f"storage compact {store.path}" in (caught.value.hint or "")
     assert list((store.path / ".staging").iterdir()) == []
     assert_all_there(store.path, responses)
     (disk / "ballast").unlink()
