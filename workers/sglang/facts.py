@@ -112,10 +112,10 @@ class ServerFacts:
 
     def says(self) -> str:
         """What it is and how it gives states, for people."""
-        if self.embedded:
-            return "Eyas's embedded engine, states through the spool"
-        how = {"plugin": "by the plugin, through the spool", "json": "as JSON", "off": "none"}[self.states]
-        return f"SGLang {self.sglang}, states: {how}"
+        through = "through the spool" if self.embedded else "by the plugin, through the spool"
+        how = {"plugin": through, "json": "as JSON", "off": "none"}[self.states]
+        what = "Eyas's embedded engine" if self.embedded else f"SGLang {self.sglang}"
+        return f"{what}, states: {how}"
 
 
 def read_facts(

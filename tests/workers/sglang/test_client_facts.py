@@ -123,9 +123,10 @@ def test_a_server_that_cannot_be_used_says_why(infos: dict[str, Any], code: str)
 
 def test_the_embedded_engine_is_not_taken_for_a_plugin() -> None:
     assert facts_of("off", eyas=PLUGIN, eyas_engine=True).says() == (
-        "Eyas's embedded engine, states through the spool"
+        "Eyas's embedded engine, states: through the spool"
     )
     assert facts_of("off", eyas=PLUGIN).says() == "SGLang 0.5.23, states: by the plugin, through the spool"
+    assert facts_of("final", eyas_engine=True).says() == "Eyas's embedded engine, states: as JSON"
     assert facts_of("final").says() == "SGLang 0.5.23, states: as JSON"
     assert facts_of("off").says() == "SGLang 0.5.23, states: none"
 
