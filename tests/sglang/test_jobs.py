@@ -6,7 +6,7 @@ import pytest
 
 from tests.sglang.comparison import MOST_ERROR, Compared, Reference, Tally, stored_samples
 from tests.sglang.conftest import Servers
-from tests.sglang.flavours import AUX_ON_TWO_RANKS, FINAL
+from tests.sglang.flavours import AUX_ON_TWO_RANKS, FINAL, Flavour
 from tests.sglang.jobs import Office, flags_of, write_prompts, write_tokenized
 
 pytestmark = pytest.mark.sglang
@@ -74,6 +74,56 @@ def test_states_taken_while_requests_are_retracted_lack_no_row_and_repeat_none(
     found = reference.compare(samples, FINAL_STATE)
     tally.found[f"stock, inline, {retracted} samples retracted"] = found
     found.check()
+
+
+@pytest.mark.parametrize(
+    ("flavour", "capture", "said"),
+    [
+        (
+            FINAL,
+            "eagle3",
+            (
+                "is a stock SGLang: it gives auxiliary layers or the final state, not both",
+                "`--capture eagle3` asks for",
+                "`pip install --no-deps eyas` in SGLang's environment",
+                "`--capture final`, or with `--capture aux` once",
+                "`--enable-return-aux-hidden-states --speculative-algorithm EAGLE3`",
+            ),
+        ),
+        (
+            FINAL,
+            "aux",
+            (
+                "gives the final state, not auxiliary layers",
+                "start it with `--enable-return-aux-hidden-states --speculative-algorithm EAGLE3`",
+                "`--capture final`",
+            ),
+        ),
+        (FINAL, "1,3,5", ("--return-aux-hidden-state-layer-ids 0 2 4`",)),
+        (FINAL, "1,3,9", ("asks for hidden state `9` of a model of `8` layers",)),
+        (AUX_ON_TWO_RANKS, "final", ("auxiliary layers in place of the final state", "`--capture aux`")),
+        (
+            AUX_ON_TWO_RANKS,
+            "1,3,5",
+            (
+                "gives the layers [2, 4, 5], `hs-1-3-5` is [1, 3, 5]",
+                "--return-aux-hidden-state-layer-ids 0 2 4`",
+            ),
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Flavour) else value if isinstance(value, str) else "",
+)
+def test_what_a_stock_server_cannot_give_is_refused_with_the_ways_out(
+    servers: Servers, office: Office, flavour: Flavour, capture: str, said: tuple[str, ...]
+) -> None:
+    write_prompts(office.machine.folder / "few.jsonl", 3)
+    flags = flags_of(manifest="few.jsonl", server_url=servers.get(flavour).url, capture=capture)
+    refused = office.enqueue("refused", *flags)
+    print(refused.stderr)  # noqa: T201
+    assert refused.returncode in (2, 3)
+    for part in said:
+        assert part in refused.stderr
+    assert not (office.machine.folder / "refused").exists()
 
 
 def test_two_data_parallel_ranks_give_the_auxiliary_layers_of_every_token(
