@@ -384,10 +384,13 @@ class _no_lock:  # noqa: N801 - stands for a function
 
 
 HEALTH = list(HealthCheck)
-TestStore = pytest.mark.timeout(600)(StoreMachine.TestCase)
-TestStore.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=HEALTH
-)
+
+
+@pytest.mark.timeout(600)
+class TestStore(StoreMachine.TestCase):
+    """Some of it, in every test run."""
+
+    settings = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=HEALTH)
 
 
 @pytest.mark.slow
