@@ -157,9 +157,10 @@ class Stage:
         *options: str,
         name: str | None = None,
         capacity: int | None = 20,
+        app: str = "workers",
         **variables: str,
     ) -> Process:
-        command = [sys.executable, "-m", "celery", "-A", "workers", "worker", "-P", "threads", "-E"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "threads", "-E"]
         command += ["-Q", queue, "-n", f"{name or queue}@test", *options]
         command += ["-c", str(capacity)] if capacity else []
         environ = {k: v for k, v in os.environ.items() if not k.startswith("EYAS_")} | {
