@@ -133,7 +133,7 @@ def test_every_figure_of_a_running_job_is_known(browser: Browser, job: Job) -> N
 
 def test_pictures_are_taken_of_the_job(browser: Browser, job: Job, pictures: Path) -> None:
     job.until(lambda status: status["done"] >= 0.45 * status["wanted"])
-    browser.picture(pictures / "throughput.png", width=1400, height=1080)
+    browser.picture(pictures / "throughput.png", width=1400, height=1066)
     browser.look(width=400)
     browser.picture(pictures / "throughput-narrow.png", width=400, height=1500)
     browser.look(width=1400, dark=True)

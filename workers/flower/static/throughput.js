@@ -156,7 +156,8 @@
         put("failed-sub", now.dead_letters.length ? "most: " + now.dead_letters[0].code
             : Words.plural(all.again, "call tried again", "calls tried again"));
         put("wasted", Words.count(all.wasted));
-        put("wasted-sub", Words.count(all.requeued) + " put back");
+        put("wasted-sub", all.wasted ? Words.big(all.wasted_tokens) + " tokens made twice"
+            : Words.plural(all.requeued, "call put back", "calls put back"));
         const checks = now.checks;
         put("checks", checks ? Words.count(checks.samples) : "none yet");
         put("checks-sub", !checks ? "of a few samples, by themselves"
