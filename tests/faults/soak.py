@@ -216,6 +216,8 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
             assert not stubborn, f"did not heed SIGTERM within {GRACE_S:.0f} s: {stubborn}"
         except BaseException:
             soak.job.end()
+            gauges.write(folder / "soak.csv")
+            draw(gauges.readings, f"{minutes:g} minutes, seed {seed}, failed", folder / "soak.svg")
             _report(soak.counts, seed, minutes)
             copy_for_study(cluster.out, folder / "store")
             raise

@@ -51,7 +51,7 @@ class Machine:
                 stderr=output,
             )
 
-    def storage(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def storage(self, *arguments: str, within_s: float = 110) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, "-m", "storage.cli", *arguments],
             cwd=self.folder,
@@ -59,7 +59,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=110,
+            timeout=within_s,
         )
 
     def up(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
