@@ -6,7 +6,8 @@ long enough ago, in `replaced.py`. Killed at any moment it has lost nothing: run
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from storage.replaced import KEPT_S, Deleted, delete_replaced, replaced
 from storage.segment import Segment
 from storage.store import Store
 
+WAIT_S = 5.0
+"""How long another compaction of a folder is waited for."""
 NODE = "compact"
 """Who merged, in the attributes of a segment: no node, so that no sink tends to it again."""
 
@@ -77,13 +80,7 @@ def compact(
     folders = store.segment_folders()
     reports, deleted = [], Deleted()
     for folder in folders:
-        with only_one(folder) as alone:
-            if not alone:
-                raise UnavailableError(
-                    f"`{folder}` is being compacted by another process",
-                    code="compact.busy",
-                    hint="let it end, or stop it, which loses nothing; then run this again",
-                )
+        with _alone(folder, progress):
             deleted += delete_replaced(path, [folder], kept_s, clock())
             reports.append(_Folder(store, folder, progress).compact())
             deleted += delete_replaced(path, [folder], kept_s, clock())
@@ -96,6 +93,25 @@ def compact(
         waiting_segments=len(waiting),
         waiting_bytes=sum(_size_bytes(one.path) for one in waiting),
     )
+
+
+@contextmanager
+def _alone(folder: Path, progress: Progress) -> Iterator[None]:
+    """As the only one that compacts this folder; a sink's own merge is waited for a while."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with only_one(folder) as alone:
+            if alone:
+                yield
+                return
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"`{folder}` is being compacted by another process",
+                code="compact.busy",
+                hint="let it end, or stop it, which loses nothing; then run this again",
+            )
+        progress.say(folder=folder.name, waiting="another-compaction")
+        time.sleep(0.1)
 
 
 class _Folder:

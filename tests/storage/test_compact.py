@@ -264,6 +264,21 @@ def test_one_compaction_at_a_time_over_all_processes(tmp_path: Path):
     assert_all_there(store.path, responses)
 
 
+def test_a_sinks_own_merge_is_waited_for(tmp_path: Path):
+    store, _, responses = many_segments(tmp_path / "out", samples=8)
+    held = only_one(store.path / "responses")
+    held.__enter__()
+
+    class Freed(Progress):
+        def say(self, **values: object) -> None:
+            if values.get("waiting"):
+                held.__exit__(None, None, None)
+
+    report = compact(store.path, Freed("compacting", io.StringIO()))
+    assert folder_of(report, "responses").segments_after == 1
+    assert_all_there(store.path, responses)
+
+
 def test_without_locks_two_compactions_at_once_lose_and_double_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
