@@ -117,20 +117,20 @@ def _cells(one: Standing) -> list[str]:
 def _table(letters: Sequence[Standing]) -> str:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    if not letters:
+        return "nothing has failed"
     console = Console(highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        # Whole ids and codes: they are copied into `producer retry`.
+        table.add_column(name, overflow="fold", no_wrap=name in ("code", "row", "stage", "attempts"))
+    for one in letters:
+        table.add_row(*map(Text, _cells(one)))  # a server's words are no markup
     with console.capture() as captured:
-        if not letters:
-            console.print("nothing has failed")
-            return captured.get().rstrip("\n")
         for code, count in counts(letters).items():
             console.print(f"{count:>7}  {code}", style="bold")
         console.print()
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in COLUMNS:
-            # Whole ids and codes: they are copied into `producer retry`.
-            table.add_column(name, overflow="fold", no_wrap=name in ("code", "row", "stage", "attempts"))
-        for one in letters:
-            table.add_row(*_cells(one))
         console.print(table)
     return captured.get().rstrip("\n")

@@ -1,6 +1,9 @@
 """`status --failed` and `retry`: what has failed, tried once more, and dead again when it fails again."""
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 from dataclasses import replace
@@ -93,6 +96,38 @@ def test_a_response_or_a_lower_cap_takes_a_dead_letter_off_the_list(store: Store
 def test_failed_without_a_failure_says_so(tmp_path: Path) -> None:
     said = failed(small_store(tmp_path / "out", failures=0))
     assert (said.returncode, said.stdout) == (0, "# nothing has failed\n")
+
+
+def test_a_terminal_gets_a_table_with_whole_codes(store: Store, tmp_path: Path) -> None:
+    def on_a_terminal(folder: Path) -> str:
+        command = [sys.executable, "-m", "producer.cli", "status", "--failed", "--redis-url", NOBODY]
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [*command, "--output-dir", str(folder)],
+            cwd=tmp_path,
+            env=environment(tmp_path) | {"COLUMNS": "100", "TERM": "dumb"},
+            stdout=theirs,
+        )
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # what Linux says when the other end is closed
+            while part := os.read(ours, 4096):
+                said += part
+        os.close(ours)
+        assert process.wait(timeout=60) == 0
+        return said.decode()
+
+    fail(store, 8, "server.refused", message="no [/bold] markup [red]")
+    text = on_a_terminal(store.path)
+    assert "[/bold]" in text
+    assert [line.split() for line in text.splitlines()[:2]] == [
+        ["3", "server.refused"],
+        ["1", "prompt.kills_server"],
+    ]
+    assert text.count("prompt.kills_server") == 2
+    assert max(map(len, text.splitlines())) <= 100
+    empty = small_store(tmp_path / "empty", failures=0)
+    assert on_a_terminal(empty.path).strip() == "nothing has failed"
 
 
 def test_a_retry_opens_what_fits_it_and_asked_twice_is_one(store: Store) -> None:
