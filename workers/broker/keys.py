@@ -35,6 +35,8 @@ BOARD = "eyas:board"
 TALLY = "eyas:tally"
 WAKE = "eyas:wake"
 GARBAGE = "eyas:garbage"
+ALONE = "eyas:alone"
+MARKS = "eyas:marks"
 UNACKED = "unacked"
 UNACKED_INDEX = "unacked_index"
 
@@ -42,8 +44,6 @@ PROCESS_PREFIX = "eyas:process:"
 
 STAGE_BYTES = {"generate": b"g", "capture": b"c"}
 """Stage → its byte in a field of `WINDOW`."""
-ALONE = "eyas:alone"
-MARKS = "eyas:marks"
 
 
 def slots_key(lane: str) -> str:
