@@ -6,16 +6,20 @@ own builder. A JSON array is read whole: the format leaves no other way. Nothing
 network, and what a row means is in `forms.py`.
 """
 
+import atexit
 import glob
 import gzip
 import hashlib
 import json
 import logging
 import os
+import secrets
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -158,32 +162,42 @@ def _kind(file: Path) -> str:
 def _batches(file: Path, kind: str, columns: Sequence[str] | None) -> Iterator[Sequence[Any]]:
     """The file's lines, objects or rows in lists, in order and gap-free."""
     datasets = _datasets()
-    # The builder leaves a lock file in its cache folder, and the user's may not be writable.
-    with tempfile.TemporaryDirectory(prefix="eyas-") as cache:
-        common = {
-            "data_files": [glob.escape(str(file))],
-            "split": "train",
-            "streaming": True,
-            "cache_dir": cache,
-        }
-        if kind == PARQUET:
-            stream = datasets.load_dataset("parquet", **common)
-            if columns is not None:
-                present = [name for name in columns if stream.features is None or name in stream.features]
-                stream = datasets.load_dataset("parquet", **common, columns=present) if present else stream
-            for table in stream.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
-                for first in range(0, table.num_rows, TABLE_ROWS_AT_ONCE):
-                    yield table.slice(first, TABLE_ROWS_AT_ONCE).to_pylist()
-            return
-        # A byte that is no UTF-8 becomes `\xNN`, which no JSON holds: the line counts as broken
-        # instead of ending the file, and no text is changed unseen.
-        text = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}
-        whole = {"sample_by": "document"} if kind == ARRAY else {}
-        stream = datasets.load_dataset("text", **common, **text, **whole)
+    common = {
+        "data_files": [glob.escape(str(file))],
+        "split": "train",
+        "streaming": True,
+        "cache_dir": _cache_folder(),
+    }
+    if kind == PARQUET:
+        stream = datasets.load_dataset("parquet", **common)
+        if columns is not None:
+            present = [name for name in columns if stream.features is None or name in stream.features]
+            stream = datasets.load_dataset("parquet", **common, columns=present) if present else stream
         for table in stream.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
-            for column in table.columns:
-                lines = column.to_pylist()
-                yield parse_json(lines[0]) if kind == ARRAY else lines
+            for first in range(0, table.num_rows, TABLE_ROWS_AT_ONCE):
+                yield table.slice(first, TABLE_ROWS_AT_ONCE).to_pylist()
+        return
+    # A byte that is no UTF-8 becomes `\xNN`, which no JSON holds: the line counts as broken
+    # instead of ending the file, and no text is changed unseen.
+    text = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}
+    whole = {"sample_by": "document"} if kind == ARRAY else {}
+    stream = datasets.load_dataset("text", **common, **text, **whole)
+    for table in stream.with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+        for column in table.columns:
+            lines = column.to_pylist()
+            yield parse_json(lines[0]) if kind == ARRAY else lines
+
+
+@cache
+def _cache_folder() -> str:
+    """Where the builders leave their lock files, gone when this process ends: the user's own may not be
+    writable.
+    """
+    folder = Path(tempfile.gettempdir()) / f"eyas-{os.getpid()}-{secrets.token_hex(8)}"
+    # Before it is made: an interrupt may come between any two steps.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return str(folder)
 
 
 def _datasets() -> Any:
