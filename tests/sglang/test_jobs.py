@@ -70,7 +70,7 @@ def test_states_taken_while_requests_are_retracted_lack_no_row_and_repeat_none(
     samples = stored_samples(output, last_row=False)
     assert len(samples) == 100
     retracted = sum(one.retractions > 0 for one in samples)
-    assert retracted >= 5
+    assert retracted >= 1
     found = reference.compare(samples, FINAL_STATE)
     tally.found[f"stock, inline, {retracted} samples retracted"] = found
     found.check()
