@@ -18,7 +18,7 @@ WARM_S = 300.0
 """A process fills its caches for so long; what comes after must be flat."""
 POINTS = 200
 """Looked at for a slope, at most: pairs of them are compared."""
-LEAST_S = 300.0
+LEAST_S = 540.0
 """Less than this says nothing about an hour."""
 BOUNDS = {"rss_mb": 60.0, "files": 30.0, "redis_mb": 30.0}
 """Largest growth an hour."""

@@ -232,6 +232,8 @@ def _soak(folder: Path, shape: Shape, seed: int, minutes: float, results: Path) 
         f"torn {checked.torn}, wrong {checked.wrong}, dead letters {checked.dead}, all of deadly prompts"
     )
     slopes = gauges.slopes()
+    if not slopes:
+        say("no process lived long enough to tell whether its memory is flat")
     for slope in slopes:
         verdict = "flat" if slope.is_flat else "GROWS"
         say(
