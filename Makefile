@@ -7,6 +7,8 @@ export PATH := $(BIN):$(PATH)
 export HF_HUB_OFFLINE := 1
 # Two cores are shared by many processes here; BLAS threads of their own only get in the way.
 export OPENBLAS_NUM_THREADS := 1
+# Tests mostly wait for processes that they start, so three files at a time suit two cores.
+BESIDE := -n 3 --dist loadfile
 
 .PHONY: help demo test test-slow soak test-sglang test-browser lint format bench bench-capture bench-quick clean
 help: ## Show this list
@@ -16,10 +18,10 @@ demo: $(VENV)/.product ## Run the whole job on the embedded engine and verify it
 	producer demo
 
 test: $(VENV)/.dev ## Run the tests (under 6 minutes)
-	python -m pytest -m 'not slow and not sglang and not browser' --durations=10
+	python -m pytest -m 'not slow and not sglang and not browser' $(BESIDE) --durations=10
 
 test-slow: $(VENV)/.dev ## Run the kill suites and other slow tests
-	python -m pytest -m slow --durations=10
+	python -m pytest -m slow $(BESIDE) --durations=10
 
 MINUTES ?= 30
 soak: $(VENV)/.dev ## Faults of every kind for MINUTES (30) on a job that goes on, by SEED; then every invariant

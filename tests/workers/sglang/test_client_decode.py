@@ -1,6 +1,7 @@
 """From a stock server's JSON to a spool file, on replies recorded from a real one."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -321,7 +322,8 @@ def children(of: int | None = None) -> list[int]:
     """Decoders that `of`, by default this one, has started and that still run; never its other children."""
     found = []
     for task in Path(f"/proc/{of or os.getpid()}/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
+            found += [int(pid) for pid in (task / "children").read_text().split()]
     return [pid for pid in found if alive(pid) and is_decoder(pid)]
 
 
