@@ -1,20 +1,19 @@
 """Committing finished work: facts, then states, then responses, then dead letters.
 
 Knows the store, the spool and Redis, not Celery: who collects the results and acknowledges them is
-in `batching.py`. A crash between any two steps is harmless: what is committed is known when the
-message comes again, and states whose response is not committed yet belong to nobody until it is.
+in `batching.py`; what is done about an error of a commit, in `endurance.py`. A crash between any two
+steps is harmless: what is committed is known when the message comes again, and states whose response
+is not committed yet belong to nobody until it is.
 """
 
 import logging
-import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 from redis import Redis, RedisError
 
-from storage.errors import EyasError, FullError, RunReplacedError, UnavailableError
+from storage.errors import EyasError
 from storage.json_records import parse_json
 from storage.run import CaptureSpec
 from storage.sample import Failure, Response, Stage, States
@@ -22,6 +21,7 @@ from storage.spool import Spool
 from storage.store import Store
 from workers.broker.keys import FACTS, WINDOW, window_field
 from workers.broker.messages import Captured, Failed, Responded, Result
+from workers.sink.endurance import TRIES, Endurance, Host
 from workers.sink.refusals import (
     dead_letter,
     facts_id_of,
@@ -31,30 +31,11 @@ from workers.sink.refusals import (
     why_unusable,
 )
 from workers.sink.wasted import NOTHING, Waste, Wasted
-from workers.stopping import StoppedError
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3
-"""How often one item alone is tried before it becomes a dead letter."""
 LOST_WAITS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """After so many batches in a row whose states were all lost; the last one for ever."""
-WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-"""Between attempts while the disk is full or the store away; the last one for ever."""
-ROOM_BYTES = 64_000_000
-"""Free space above the batch's own size at which a full disk is tried again before its time."""
-
-Item = TypeVar("Item", States, Response, Failure)
-
-
-class Host(Protocol):
-    """What the sink asks of the process it runs in."""
-
-    def pause(self, seconds: float, why: str) -> None:
-        """Wait, and say why; raises `StoppedError` when the process ends."""
-
-    def resume(self) -> None:
-        """Say that all is well again."""
 
 
 @dataclass(slots=True)
@@ -84,6 +65,7 @@ class Sink:
 
     def __init__(self, *, store: Store, spool: Spool, redis: Redis, host: Host) -> None:
         self._store, self._spool, self._redis, self._host = store, spool, redis, host
+        self._endurance = Endurance(store, host)
         self._facts_known: set[str] = set()
         self._waste = Waste(store)
         self._unfit: Counter[tuple[bytes, bytes]] = Counter()
@@ -130,7 +112,7 @@ class Sink:
         self._settle_lost([r for r in usable if (s := states_of(r)) and s.spool.name in lost], tally)
         failures = [replace(failure, retry=retry) for failure in failures]
         failures += [r.failure for r in results if isinstance(r, Failed)]
-        new = self._in_parts(
+        new = self._endurance.in_parts(
             failures, self._store.commit_failures, lambda failure, _error: _log_dropped(failure)
         )
         tally.failures += sum(new)
@@ -180,7 +162,7 @@ class Sink:
             failures.append(states_failure(states, "sink.refused", repr(error), attempts=TRIES))
             tally.refused += 1
 
-        self._in_parts(batch, commit, refuse)
+        self._endurance.in_parts(batch, commit, refuse)
         return lost
 
     def _commit_responses(self, batch: Sequence[Response], tally: Tally, failures: list[Failure]) -> None:
@@ -194,7 +176,7 @@ class Sink:
             failures.append(response_failure(response, "sink.refused", repr(error), attempts=TRIES))
             tally.refused += 1
 
-        self._in_parts(batch, commit, refuse)
+        self._endurance.in_parts(batch, commit, refuse)
 
     def _settle_lost(self, results: Sequence[Responded | Captured], tally: Tally) -> None:
         """Let the feeder publish these again: losing a file is never the sample's fault.
@@ -237,75 +219,12 @@ class Sink:
             self._store.write_facts(facts_id, _facts(found))
             return 1
 
-        if self._patiently(write, (), 0):
+        if self._endurance.patiently(write, (), 0):
             self._facts_known.add(facts_id)
         else:
             # Redis lost its data since. The samples are good; lanes tell it again within a second,
             # and the next batch that names them is another chance.
             logger.warning("facts.unknown id=%s", facts_id)
-
-    def _in_parts(
-        self,
-        items: Sequence[Item],
-        commit: Callable[[Sequence[Item]], int],
-        refuse: Callable[[Item, Exception], None],
-    ) -> list[int]:
-        """Commit all items; on an error each half for itself, down to the item that causes it."""
-        counts = []
-        parts = [items] if items else []
-        while parts:
-            part = parts.pop()
-            for attempt in range(1, TRIES + 1):
-                try:
-                    counts.append(self._patiently(commit, part, _size_bytes(part)))
-                    break
-                except (StoppedError, RunReplacedError):
-                    raise
-                # An edge: whatever is wrong with one item must not stop the others for ever.
-                except Exception as error:
-                    if len(part) > 1:
-                        middle = len(part) // 2
-                        parts += [part[middle:], part[:middle]]
-                        break
-                    if attempt == TRIES:
-                        logger.error("sink.refused id=%s error=%r", part[0].id.hex(), error)
-                        refuse(part[0], error)
-        return counts
-
-    def _patiently(
-        self, commit: Callable[[Sequence[Item]], int], part: Sequence[Item], needed_bytes: int
-    ) -> int:
-        """`commit(part)`, again and again while the reason is not in the part."""
-        attempt = 0
-        while True:
-            try:
-                count = commit(part)
-                break
-            except FullError as error:
-                why = error.message
-            except (UnavailableError, OSError, RedisError) as error:
-                why = f"cannot commit: {error}"
-            self._wait(WAITS_S[min(attempt, len(WAITS_S) - 1)], why, needed_bytes)
-            attempt += 1
-        if attempt:
-            self._host.resume()
-        return count
-
-    def _wait(self, longest_s: float, why: str, needed_bytes: int) -> None:
-        """Wait so long, or until there is room again where there was none."""
-        short = self._free_bytes() < needed_bytes + ROOM_BYTES
-        left_s = longest_s
-        while left_s > 0:
-            self._host.pause(min(1.0, left_s), why)
-            left_s -= 1.0
-            if short and self._free_bytes() >= needed_bytes + ROOM_BYTES:
-                return
-
-    def _free_bytes(self) -> int:
-        try:
-            return shutil.disk_usage(self._store.path).free
-        except OSError:
-            return 0
 
 
 def _facts(data: bytes | str) -> Mapping[str, object]:
@@ -314,18 +233,6 @@ def _facts(data: bytes | str) -> Mapping[str, object]:
     except ValueError:
         content = None
     return content if isinstance(content, dict) else {"unreadable": True}
-
-
-def _size_bytes(items: Sequence[Response | States | Failure]) -> int:
-    """Bytes on the disk, at most, roughly."""
-    return sum(
-        item.spool.size_bytes
-        if isinstance(item, States)
-        else 4 * len(item.tokens)
-        if isinstance(item, Response)
-        else 1000
-        for item in items
-    )
 
 
 def _log_dropped(failure: Failure) -> None:

@@ -115,7 +115,7 @@ class SinkProcess:
         self._garbage.append((body, why))
 
     def pause(self, seconds: float, why: str) -> None:
-        """As `commit.Host`: wait, and say why."""
+        """As `endurance.Host`: wait, and say why."""
         if self._committing is not self._sink:
             raise _LeftError
         self._status.become("paused", why)
@@ -123,7 +123,7 @@ class SinkProcess:
             raise StoppedError
 
     def resume(self) -> None:
-        """As `commit.Host`: all is well again."""
+        """As `endurance.Host`: all is well again."""
         self._status.become("running")
 
     # The thread that looks.
