@@ -97,6 +97,10 @@ class Catalog:
         """The segments that count, in the order they were first seen."""
         return [segment for segment in self.segments if str(segment.name) not in self._hidden]
 
+    def is_hidden(self, name: SegmentName) -> bool:
+        """Whether a merged segment that was seen has replaced the one of this name."""
+        return str(name) in self._hidden
+
     def last_seq(self, node: str | None = None) -> int:
         """The highest sequence number seen of this node, or of none; 0 when there is none."""
         return self._last.get(node, 0)

@@ -69,11 +69,12 @@ class CompactReport:
 
 
 def compact(
-    path: Path, progress: Progress, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.time
+    path: Path, progress: Progress, *, kept_s: float = KEPT_S, clock: Callable[[], float | None] = lambda: None
 ) -> CompactReport:
     """Compact a store while others read and write it.
 
-    `kept_s` is how long what was replaced is kept, seconds. Raises `UnavailableError` when there
+    `kept_s` is how long what was replaced is kept, seconds; by the disk's own clock where `clock`
+    tells no time. Raises `UnavailableError` when there
     is no run or another compaction is at work, and `FullError` when a merge does not fit.
     """
     store = Store.open(path)

@@ -7,7 +7,6 @@ ever sees half of one; its files are deleted where nobody looks.
 """
 
 import shutil
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from storage.errors import DamagedError
 from storage.files import fsync_folder
-from storage.segment import STAGING, Segment, SegmentName, disk_errors, list_segments
+from storage.segment import STAGING, Segment, SegmentName, disk_errors, disk_time, list_segments
 
 KEPT_S = 24 * 3600.0
 """How long a replaced segment is kept, seconds since the one that replaced it was committed."""
@@ -61,20 +60,21 @@ def replaced(parent: Path) -> list[Replaced]:
 def delete_replaced(
     output: Path, parents: Iterable[Path], kept_s: float = KEPT_S, now: float | None = None
 ) -> Deleted:
-    """Delete what was replaced so long before `now`, which is this moment unless given.
+    """Delete what was replaced so long before `now`, by the disk's clock this moment unless given.
 
     Safe by any number of processes, killed anywhere, while others read and write and `kept_s` is
     longer than a listing takes: the rows are in a segment that is visible, which names all it hides.
     """
     deleted = Deleted()
-    limit = (time.time() if now is None else now) - kept_s
+    with disk_errors(output):
+        (output / STAGING).mkdir(exist_ok=True)
+        limit = (disk_time(output) if now is None else now) - kept_s
     for parent in parents:
         old = [one for one in replaced(parent) if one.since <= limit]
         if not old:
             continue
         with disk_errors(output):
             fsync_folder(parent)  # what replaced them must not be lost to a power cut after them
-            (output / STAGING).mkdir(exist_ok=True)
             for one in old:
                 aside = output / STAGING / f"deleted.{uuid.uuid4().hex}"
                 try:

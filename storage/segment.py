@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -242,19 +241,35 @@ def sweep_staging(output: Path, older_than_s: float) -> int:
     """Remove what killed writers left: staging folders untouched for so long; how many.
 
     Nothing in a staging folder is promised to anybody, so this never loses a sample; a writer
-    that is only slow fails, and its messages come again.
+    that is only slow fails, and its messages come again. A folder leaves its name by one rename
+    before a file of it goes: nobody can commit half of one.
     """
-    limit = time.time() - older_than_s
+    try:
+        limit = disk_time(output) - older_than_s
+    except FileNotFoundError:
+        return 0
     swept = 0
     for path in (output / STAGING).glob("*"):
+        aside = path.with_name(f"swept.{uuid.uuid4().hex}")
         try:
             newest = max(p.stat().st_mtime for p in [path, *path.rglob("*")])
+            if newest > limit:
+                continue
+            path.rename(aside)
         except FileNotFoundError:
             continue
-        if newest <= limit:
-            shutil.rmtree(path, ignore_errors=True)
-            swept += 1
+        shutil.rmtree(aside, ignore_errors=True)
+        swept += 1
     return swept
+
+
+def disk_time(output: Path) -> float:
+    """What time it is where this folder's files get theirs, seconds, Unix: not always this machine's.
+
+    Takes no room, so that a full disk can be swept. Raises `FileNotFoundError` without `.staging`.
+    """
+    os.utime(output / STAGING)
+    return (output / STAGING).stat().st_mtime
 
 
 @contextmanager

@@ -118,16 +118,24 @@ class SharedSegments:
         still_new: Callable[[Sequence[_T]], list[_T]],
         stage: Callable[[Staging, Sequence[_T]], None],
     ) -> int:
+        stored = 0
         while True:
             with self._lock:
                 new = still_new(batch)
                 name = SegmentName(node=None, seq=catalog.last_seq() + 1)
             if not new:
-                return 0
+                return stored
             with Staging(self._output, catalog.parent.name, self._codec, self._guard) as staging:
                 stage(staging, new)
-                if staging.commit(catalog.parent, name):
-                    return len(new)
+                if not staging.commit(catalog.parent, name):
+                    continue
+            stored = len(new)
+            # Who stood still since that look for as long as replaced segments are kept may have
+            # taken the name of one that is deleted by now, and that a merged one hides.
+            with self._lock:
+                catalog.refresh()
+                if not catalog.is_hidden(name):
+                    return stored
 
     def _new_responses(self, batch: Sequence[Response]) -> list[Response]:
         self._responses.refresh()

@@ -85,8 +85,12 @@ class StatesSegments:
                     gone = {s.spool.name for s in (*error.lost, *(s for s, _ in error.unfit))}
                     readable = [states for states in readable if states.spool.name not in gone]
                 else:
-                    stored += readable
-                    break
+                    # Not there, when this node stood still for so long that the name it took was
+                    # that of a segment merged and deleted meanwhile: hidden for ever.
+                    pairs = [(states.id, states.digest) for states in readable]
+                    found = self.known(group[0].capture, pairs).tolist()
+                    stored += [states for states, there in zip(readable, found, strict=True) if there]
+                    readable = [states for states, there in zip(readable, found, strict=True) if not there]
         return StatesCommit(
             stored=tuple(stored), lost=tuple(lost), unfit=tuple(unfit), duplicate=tuple(duplicate)
         )

@@ -2,6 +2,8 @@
 
 import io
 import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,10 @@ from store_making import new_store
 
 from storage.catalog import Catalog, place, placed
 from storage.codec import Codec
-from storage.errors import DamagedError
+from storage.errors import DamagedError, UnavailableError
 from storage.idtable import ABSENT, IdTable
 from storage.progress import Progress
+from storage.replaced import delete_replaced
 from storage.segment import STAGING, Segment, SegmentName, Staging, list_segments, sweep_staging
 
 
@@ -70,6 +73,36 @@ def test_only_staging_folders_that_nobody_touches_are_swept(output: Path):
     os.utime(output / STAGING / "busy" / "states" / "c.0")
     assert sweep_staging(output, 3600) == 1
     assert [path.name for path in (output / STAGING).iterdir()] == ["busy"]
+
+
+def test_a_slow_writer_that_is_swept_commits_nothing_of_what_is_left(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with Staging(output, "slow", Codec.LZ4) as staging:
+        staging.plain("id", np.zeros((1, 16), np.uint8))
+        staging.finish({"samples": 1})
+        remove = shutil.rmtree
+
+        def commit_first(path: Path, ignore_errors: bool) -> None:
+            with pytest.raises(UnavailableError):
+                staging.commit(output / "responses", SegmentName(node=None, seq=1))
+            remove(path, ignore_errors=ignore_errors)
+
+        monkeypatch.setattr(shutil, "rmtree", commit_first)
+        assert sweep_staging(output, 0) == 1
+        monkeypatch.undo()
+    assert list_segments(output / "responses") == []
+    assert list((output / STAGING).iterdir()) == []
+
+
+def test_age_is_told_by_the_clock_of_the_disk(output: Path, monkeypatch: pytest.MonkeyPatch):
+    staged = output / STAGING / "busy"
+    staged.mkdir()
+    monkeypatch.setattr(time, "time", lambda: 2e9 + staged.stat().st_mtime)  # this machine's is ahead
+    assert sweep_staging(output, 3600) == 0
+    commit(output, 1)
+    commit(output, 2, replaces=["s-00000001"])
+    assert delete_replaced(output, [output / "responses"]).segments == 0
 
 
 def test_a_catalog_sees_each_segment_once_and_not_those_that_were_merged(output: Path):

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from redis import RedisError
 
-from storage.errors import FullError, RunReplacedError, UnavailableError
+from storage.errors import DamagedError, FullError, RunReplacedError, UnavailableError
 from storage.sample import Failure, Response, States
 from storage.store import Store
 from workers.stopping import StoppedError
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 TRIES = 3
 """How often one item alone is tried before it becomes a dead letter."""
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-"""Between attempts while the disk is full or the store away; the last one for ever."""
+"""Between attempts while the disk is full, the store away or damaged; the last one for ever."""
 ROOM_BYTES = 64_000_000
 """Free space above the batch's own size at which a full disk is tried again before its time."""
 
@@ -83,7 +83,8 @@ class Endurance:
                 break
             except FullError as error:
                 why = error.message
-            except (UnavailableError, OSError, RedisError) as error:
+            # A damaged segment is no item's fault either: refused for it, every result would be lost.
+            except (UnavailableError, DamagedError, OSError, RedisError) as error:
                 why = f"cannot commit: {error}"
             self._wait(WAITS_S[min(attempt, len(WAITS_S) - 1)], why, needed_bytes)
             attempt += 1

@@ -263,3 +263,28 @@ def test_a_store_that_cannot_be_written_is_waited_for(bench: Bench) -> None:
     thread.join()
     assert bench.outcomes()[0] == Outcome.RESPONDED
     assert bench.host.reasons[-1] == ""
+
+
+def test_results_wait_for_a_damaged_store_to_be_mended_and_are_not_refused_for_it(bench: Bench) -> None:
+    prompts = make_prompts("B1", 2)
+    bench.commit(Responded(run=bench.run, response=make_response(prompts[0])))
+    damaged = bench.store.path / "responses" / "s-00000001" / "id" / "c.0.0"
+    good = damaged.read_bytes()
+    damaged.write_bytes(bytes(len(good)))
+    again = Bench(Store.open(bench.store.path), bench.spool, bench.client, bench.host)
+    done = threading.Event()
+
+    def commit() -> None:
+        again.commit(Responded(run=again.run, response=make_response(prompts[1])))
+        done.set()
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    while not bench.host.reasons:
+        assert thread.is_alive()
+    assert not done.is_set()
+    damaged.write_bytes(good)
+    assert done.wait(10)
+    thread.join()
+    assert "id/c.0.0" in bench.host.reasons[0]
+    assert bench.outcomes()[:2] == [Outcome.RESPONDED] * 2
