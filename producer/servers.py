@@ -27,7 +27,7 @@ def addresses(
     The generating servers capture too where no others are named. Raises `UsageError` for what is
     no address.
     """
-    from workers.sglang.client import server_url
+    from workers.sglang.address import server_url
 
     named, captures = tuple(said.get("server_url", ())), tuple(said.get("capture_server_url", ()))
     urls = named or (before.server_urls if before else ())

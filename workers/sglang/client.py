@@ -1,23 +1,20 @@
 """The HTTP client of SGLang: facts, a one-token probe, generate. It sends once and never retries.
 
-httpx on one asyncio loop, through aiohttp's transport: httpx's own costs 25 to 40 times the CPU at 150
-calls in flight (`ops/bench/client.py`). What follows from an error is in `outcomes.py`; what a
-request holds, in `requests.py`.
+What it goes through is in `transport.py`; what follows from an error, in `outcomes.py`; what a request
+holds, in `requests.py`.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
-from storage.errors import FullError, UnsuitableError, UsageError
+from storage.errors import FullError, UnsuitableError
 from storage.json_records import parse_json
 from storage.run import CaptureSpec, Sampling
 from workers.sglang.facts import ServerFacts, read_facts
@@ -25,6 +22,7 @@ from workers.sglang.http_errors import error_message, refusal
 from workers.sglang.outcomes import CallError, ServerAwayError
 from workers.sglang.reply import Reply, read_reply
 from workers.sglang.requests import probe_body
+from workers.sglang.transport import BROKEN, never_connected, said, session, unreachable
 
 CONNECT_S = 5.0
 """A host that does not accept in this time is away."""
@@ -32,39 +30,13 @@ ASK_S = 15.0
 """Deadline of a question that costs the server nothing: facts, `/ready`."""
 PROBE_S = 60.0
 """Deadline of one token: it waits behind whatever the server is doing."""
-KEEPALIVE_S = 3.0
-"""Idle connections are dropped before SGLang's server drops them (5 s), which would look like its death."""
 ERROR_BYTES = 65_536
 """Read of an error's body, at most."""
 REPLY_BYTES = 64 << 20
 """A reply without states is smaller, or garbage."""
 
-NEVER_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""What aiohttp raises before a request is sent: no host, refused, not accepted."""
-
-BROKEN = (httpx.RequestError, aiohttp.ClientError)
-"""What may be raised in a call. The transport has no name of httpx's for an answer that is not HTTP
-and lets aiohttp's own through."""
-
 Body = Mapping[str, Any]
 """A request to `/generate`."""
-
-
-def server_url(text: str) -> str:
-    """The address in its one spelling: `http://host:port`, no slash at the end.
-
-    Raises `UsageError` for what is not an address.
-    """
-    url = text.strip().rstrip("/")
-    if "://" not in url:
-        url = f"http://{url}"
-    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
-        raise UsageError(
-            f"`{text}` is not a server's address",
-            code="server.address",
-            hint="like `http://host:30000`; a key goes into EYAS_SERVER_API_KEY",
-        )
-    return url
 
 
 class SGLangClient:
@@ -80,7 +52,7 @@ class SGLangClient:
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._http = httpx.AsyncClient(
-            transport=AiohttpTransport(client=_session),
+            transport=AiohttpTransport(client=session),
             headers=headers,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             trust_env=False,
@@ -231,13 +203,12 @@ class SGLangClient:
                     raise refusal(url, response.status_code, await _beginning(response))
                 yield response
         except BROKEN as error:
-            # aiohttp's transport has one name for "refused" and "dropped in mid-call": its cause tells.
-            if isinstance(error.__cause__, NEVER_CONNECTED):
-                raise _unreachable(url, error) from None
+            if never_connected(error):
+                raise unreachable(url, error) from None
             # Asked, since the reset of a proxy before a living server counts against the sample.
             if await self.answers(url):
                 raise CallError(
-                    f"{url}: the connection broke in mid-call: {_said(error)}", code="server.broke"
+                    f"{url}: the connection broke in mid-call: {said(error)}", code="server.broke"
                 ) from None
             raise ServerAwayError(
                 f"{url}: the connection broke and nothing answers", code="server.died", in_flight=True
@@ -262,7 +233,7 @@ class SGLangClient:
                     if status != 404:
                         break
         except (*BROKEN, TimeoutError) as error:
-            raise _unreachable(url, error) from None
+            raise unreachable(url, error) from None
         if status in (401, 403):
             raise UnsuitableError(
                 f"{url} does not take the key",
@@ -293,23 +264,3 @@ async def _beginning(response: httpx.Response, most_bytes: int = ERROR_BYTES) ->
         if len(content) > most_bytes:
             break
     return bytes(content)
-
-
-def _unreachable(url: str, error: Exception) -> ServerAwayError:
-    return ServerAwayError(
-        f"no server answers at {url}: {_said(error)}",
-        code="server.unreachable",
-        hint="start it, or give its address with `--server-url`; without a GPU: `producer up --engine`",
-    )
-
-
-def _said(error: Exception) -> str:
-    # aiohttp says the address again, and `ssl:default` even where there is none
-    why = re.sub(r"^Cannot connect to host \S+ ssl:\S+ \[(.+)\]$", r"\1", str(error))
-    return why[:200] or type(error).__name__
-
-
-def _session() -> aiohttp.ClientSession:
-    """Without aiohttp's own limit of 100 connections, which would queue calls that hold a slot."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

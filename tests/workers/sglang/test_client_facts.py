@@ -10,7 +10,8 @@ import pytest
 from client_stage import recorded, staged
 
 from storage.errors import UnavailableError, UnsuitableError
-from workers.sglang.client import SGLangClient, server_url
+from workers.sglang.address import server_url
+from workers.sglang.client import SGLangClient
 from workers.sglang.facts import ServerFacts, fetch_facts, read_facts
 
 PLUGIN = {
