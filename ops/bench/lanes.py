@@ -13,7 +13,6 @@ In flight ÷ limit is the mean from when the limit is first reached until the qu
 import argparse
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import shutil
@@ -22,41 +21,26 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
-import numpy as np
 import redis
 from httpx_aiohttp import AiohttpTransport
 
+from ops.bench.orders import RUN, orders
+from ops.bench.processes import ROOT, cpu_s, rss_mb, running, start, until
 from ops.bench.report import Row, print_rows, say
 from producer.machine.redis_server import find_redis, free_port, redis_arguments
-from storage.run import Run, RunSpec, Sampling, StatesMode
+from storage.run import StatesMode
 from storage.settings import RunSettings
-from storage.tokens import prompt_id
 from workers.broker.messages import Generate, decode
 from workers.broker.publish import publish_many
 from workers.celery import create_app
 from workers.config import load_config
 from workers.runs import RunView, publish_view
-
-ROOT = Path(__file__).parents[2]
-SPEC = RunSpec(
-    model="paced",
-    tokenizer_digest="",
-    template_digest="",
-    vocab_size=32_000,
-    sampling=Sampling(),
-    short_max_tokens=1024,
-    long_max_tokens=2048,
-    states=StatesMode.OFF,
-    capture=None,
-)
-RUN = Run(id="b" * 32, spec=SPEC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,77 +61,11 @@ class Plan:
         return self.rounds * sum(self.limits.values())
 
 
-def start(command: Sequence[str], log: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """A process of this repository, in its own group."""
-    with log.open("ab") as file:
-        options.setdefault("stdout", file)
-        return subprocess.Popen(command, stderr=file, cwd=ROOT, start_new_session=True, **options)
-
-
-@contextlib.contextmanager
-def running(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """The processes, ended at the end."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def until(condition: Callable[[], Any], what: str, within_s: float) -> Any:
-    """What the condition gives, once it gives something."""
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"error: not within {within_s:.0f} s: {what}")
-        time.sleep(0.05)
-    return found
-
-
 def stats(url: str) -> dict[str, Any]:
     """What the server counted."""
     with urllib.request.urlopen(f"{url}/stats", timeout=30) as reply:
         content: dict[str, Any] = json.load(reply)
         return content
-
-
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process, MB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def orders(lane: str, count: int, tokens: int) -> list[Generate]:
-    """Orders whose ids are as skewed as text is, so that they compress like real ones."""
-    rng = np.random.default_rng(len(lane))
-    made = []
-    for number in range(count):
-        prompt = (rng.zipf(1.3, tokens) % 31_990 + 5).astype(np.int32)
-        prompt[0] = number % 30_000
-        made.append(
-            Generate(
-                run=RUN.id,
-                id=prompt_id(lane, prompt, occurrence=number),
-                dataset=lane,
-                lane=lane,
-                prompt=prompt,
-                spans=(),
-                max_new_tokens=512,
-            )
-        )
-    return made
 
 
 def lanes(plan: Plan, folder: Path, url: str, redis_url: str) -> dict[str, float]:
