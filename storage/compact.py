@@ -69,7 +69,11 @@ class CompactReport:
 
 
 def compact(
-    path: Path, progress: Progress, *, kept_s: float = KEPT_S, clock: Callable[[], float | None] = lambda: None
+    path: Path,
+    progress: Progress,
+    *,
+    kept_s: float = KEPT_S,
+    clock: Callable[[], float | None] = lambda: None,
 ) -> CompactReport:
     """Compact a store while others read and write it.
 
