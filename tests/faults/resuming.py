@@ -8,6 +8,8 @@ from tests.faults.cluster import Cluster
 
 LOOK_S = 0.1
 LANES = frozenset({"short", "long", "capture"})
+MERGED = "s-merged-"
+"""Begins the name of a segment that holds nothing new."""
 
 
 class Lanes:
@@ -59,7 +61,7 @@ class Commits:
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_S):
             try:
-                found = {path.name for path in self._folder.iterdir() if path.name.startswith("s-")}
+                found = {path.name for path in self._folder.glob("s-*") if not path.name.startswith(MERGED)}
             except OSError:
                 continue  # not there yet, or away
             if found - self._seen:

@@ -1,8 +1,10 @@
 """What is counted in a store for people to watch: its bytes as it grows, its dead letters by code."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from storage.compaction import FolderCompaction
 from storage.dead_letters import DeadLetters
 from storage.index import Index
 from storage.run import StatesMode
@@ -59,3 +61,20 @@ def test_dead_letters_are_counted_by_their_last_code_while_they_stand(tmp_path: 
     store.commit_responses([make_response(one[0])])  # after all
     assert counted("B1") == {"reply.short": 2, "server.refused": 1}
     assert counted("B1", first=4) == {"reply.short": 2}
+
+
+def test_a_merge_of_older_dead_letters_does_not_bring_back_their_codes(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "out", {"B1": 3}, states=StatesMode.OFF)
+    prompts = make_prompts("B1", 3)
+    store.commit_failures([make_failure(prompts[0], "reply.short")])
+    store.commit_failures([make_failure(prompts[1], "reply.short")])
+    store.commit_failures([replace(make_failure(prompts[0], "server.refused"), retry=1)])
+    dead, index = DeadLetters(store), Index(store, None)
+    index.refresh()
+    expected = {"reply.short": 1, "server.refused": 1}
+    assert dead.by_code(index.dataset("B1")) == expected
+    older = FolderCompaction(store.path, store.path / "failures", store.codec, node="node1")
+    segments = older.look()
+    assert older.merge([segments[name] for name in ("s-00000001", "s-00000002")], {}) is not None
+    assert dead.by_code(index.dataset("B1")) == expected
+    assert DeadLetters(store).by_code(index.dataset("B1")) == expected
