@@ -1,16 +1,16 @@
 """Which servers a lane may call: each is connected, watched, left when it goes, and found again.
 
-Lives on the lane's one event loop; what other threads read is replaced whole. It does not choose
-among servers or count slots (the lane does), nor make the calls (`execute.py`).
+Lives on the lane's one event loop; what other threads read is replaced whole. What is known of one is in
+`server.py`. It does not choose among servers or count slots (the lane does), nor make the calls
+(`execute.py`).
 """
 
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -23,29 +23,11 @@ from workers.sglang.loads import Loads
 from workers.sglang.looking import Sign, look, rest
 from workers.sglang.outcomes import CallError, ServerAwayError
 from workers.sglang.pace import Pace
+from workers.sglang.server import Server
 from workers.sglang.suitability import Needs, check_suitable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Server:
-    """One address."""
-
-    snapshot: ServerSnapshot
-    task: asyncio.Task[None] | None = None
-    facts: ServerFacts | None = None
-    heard: float = -math.inf
-    """When it was last known to be what it was, monotonic seconds."""
-    look: asyncio.Task[ServerAwayError | None] | None = None
-    """The question whether it still is, while it is asked."""
-    running: int = 0
-    """Calls that have been sent."""
-    lost: ServerAwayError | None = None
-    """Why it was left, until it is connected again."""
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    calls: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
 
 class ServerPool:
@@ -66,7 +48,7 @@ class ServerPool:
         self._pace = pace or Pace()
         self._loop = asyncio.get_running_loop()
         self._needs: Needs | None = None
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, Server] = {}
         self._facts: Mapping[str, ServerFacts] = MappingProxyType({})
         self._loads = Loads(client, self.healthy)
         self._following = self._loop.create_task(self._loads.follow())
@@ -130,7 +112,7 @@ class ServerPool:
         finally:
             server.calls.pop(task, None)
 
-    async def _send(self, url: str, server: _Server, work: Coroutine[Any, Any, T]) -> T:
+    async def _send(self, url: str, server: Server, work: Coroutine[Any, Any, T]) -> T:
         """What the work returns, begun once the server is known to be the one that was connected.
 
         A restart breaks the connection of a call that runs. When none runs and nothing was heard for a
@@ -149,7 +131,7 @@ class ServerPool:
         server.heard = time.monotonic()
         return result
 
-    async def _look(self, url: str, server: _Server) -> ServerAwayError | None:
+    async def _look(self, url: str, server: Server) -> ServerAwayError | None:
         """None when it is what it was when connected; one look serves all calls that wait for it."""
         try:
             if await self._client.facts(url) == server.facts:
@@ -185,7 +167,7 @@ class ServerPool:
                 server = before.pop(url)
             else:
                 unknown = ServerSnapshot(url=url, state=ServerState.UNKNOWN, since=time.time())
-                server = _Server(snapshot=unknown)
+                server = Server(snapshot=unknown)
                 server.task = self._loop.create_task(self._keep(url, server))
             self._servers[url] = server
         for left in before.values():
@@ -193,7 +175,7 @@ class ServerPool:
                 left.task.cancel()
         self._publish()
 
-    async def _keep(self, url: str, server: _Server) -> None:
+    async def _keep(self, url: str, server: Server) -> None:
         """Connect, watch, and connect again, for as long as the server is wanted."""
         failures = 0
         while True:
@@ -202,22 +184,22 @@ class ServerPool:
                 facts = await self._connect(url, server)
             except UnsuitableError as error:
                 failures = 0
-                self._set(url, server, ServerState.UNSUITABLE, error)
+                self._set(server, ServerState.UNSUITABLE, error)
                 pause_s = self._pace.recheck_s
             except (ServerAwayError, CallError) as error:
                 failures += 1
-                self._set(url, server, ServerState.AWAY, error)
+                self._set(server, ServerState.AWAY, error)
                 pause_s = self._pace.reconnect.pause_s(failures)
             except Exception as error:  # the edge of this task: ended, its server would be lost for good
                 log.exception("server.failed url=%s", url)
                 failures += 1
                 unknown = ServerAwayError(f"{url}: {error!r}", code="server.unreachable")
-                self._set(url, server, ServerState.AWAY, unknown)
+                self._set(server, ServerState.AWAY, unknown)
                 pause_s = self._pace.reconnect.pause_s(failures)
             else:
                 failures = 0
                 server.facts, server.lost, server.heard = facts, None, time.monotonic()
-                self._set(url, server, ServerState.UP)
+                self._set(server, ServerState.UP)
                 await self._watch(url, server, facts)
                 # Left, or something changed: a moment, so that a flapping server is not hammered.
                 pause_s = self._pace.reconnect.pause_s(1) if server.lost else 0.0
@@ -225,7 +207,7 @@ class ServerPool:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(server.woken.wait(), pause_s)
 
-    async def _connect(self, url: str, server: _Server) -> ServerFacts:
+    async def _connect(self, url: str, server: Server) -> ServerFacts:
         """The facts of a server that suits the run and has just generated a token."""
         needs = self._needs
         assert needs is not None
@@ -238,15 +220,15 @@ class ServerPool:
                 await self._on_connect(url, facts, needs)
         return facts
 
-    async def _watch(self, url: str, server: _Server, facts: ServerFacts) -> None:
+    async def _watch(self, url: str, server: Server, facts: ServerFacts) -> None:
         """Returns when the server was left, is found hanging or changed, or something else is needed."""
         strikes = 0
-        while not await rest(server.woken, partial(self._silent_s, server), self._pace, strikes):
+        while not await rest(server.woken, server.silent_s, self._pace, strikes):
             sign = await look(self._client, url, self._pace, partial(self._doubt, url, server))
             if sign is Sign.ADVANCES:
                 strikes, server.heard = 0, time.monotonic()
                 if server.snapshot.state is ServerState.SUSPECT:
-                    self._set(url, server, ServerState.UP)
+                    self._set(server, ServerState.UP)
                 if await self._changed(url, facts):
                     return
                 continue
@@ -258,14 +240,10 @@ class ServerPool:
                 for task in list(server.calls):
                     task.cancel()
 
-    def _silent_s(self, server: _Server) -> float:
-        """For how long calls have been running and none of them has ended; 0 while none runs."""
-        return time.monotonic() - server.heard if server.running else 0.0
-
-    def _doubt(self, url: str, server: _Server) -> None:
+    def _doubt(self, url: str, server: Server) -> None:
         if server.snapshot.state is ServerState.UP and server.running:
             silent = f"{url} has produced no token for `{time.monotonic() - server.heard:.0f}` s"
-            self._set(url, server, ServerState.SUSPECT, ServerAwayError(silent, code="server.hanging"))
+            self._set(server, ServerState.SUSPECT, ServerAwayError(silent, code="server.hanging"))
 
     async def _changed(self, url: str, facts: ServerFacts) -> bool:
         """Whether it is not what it was; a busy server that does not say is not changed."""
@@ -281,16 +259,11 @@ class ServerPool:
         if server is None or server.snapshot.state not in (ServerState.UP, ServerState.SUSPECT):
             return
         server.lost = error
-        self._set(url, server, ServerState.AWAY, error)
+        self._set(server, ServerState.AWAY, error)
         server.woken.set()
 
-    def _set(self, url: str, server: _Server, state: ServerState, error: EyasError | None = None) -> None:
-        reason = "" if error is None else " · ".join(filter(None, (error.message, error.hint)))
-        if state is not server.snapshot.state:
-            log.info("server.%s url=%s reason=%r", state, url, reason)
-            server.snapshot = ServerSnapshot(url=url, state=state, since=time.time(), reason=reason)
-        elif reason != server.snapshot.reason:
-            server.snapshot = replace(server.snapshot, reason=reason)
+    def _set(self, server: Server, state: ServerState, error: EyasError | None = None) -> None:
+        server.become(state, error)
         self._publish()
 
     def _publish(self) -> None:
