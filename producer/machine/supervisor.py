@@ -167,7 +167,9 @@ class Supervisor:
         if not child.was_ready and (status >= 0 or child.deaths >= DEATHS_AT_START):
             self._failed(child, f"{report.said} before it was ready")
             return
-        child.start_at = time.monotonic() + min(FIRST_DELAY_S * 2 ** (child.deaths - 1), LONGEST_DELAY_S)
+        # Bounded: after a night of deaths it would be a number that no float holds.
+        delay_s = min(FIRST_DELAY_S * 2 ** min(child.deaths - 1, 30), LONGEST_DELAY_S)
+        child.start_at = time.monotonic() + delay_s
         report.restarts += 1
         report.state = "restarting"
         self._write()

@@ -83,7 +83,7 @@ class Supervised:
         self.ends.append(self.process.returncode)
         lived_s = time.monotonic() - self.started_at
         self.deaths = 1 if lived_s > HEALTHY_AFTER_S else self.deaths + 1
-        self.start_at = time.monotonic() + min(FIRST_DELAY_S * 2 ** (self.deaths - 1), LONGEST_DELAY_S)
+        self.start_at = time.monotonic() + min(FIRST_DELAY_S * 2 ** min(self.deaths - 1, 30), LONGEST_DELAY_S)
         self.process = None
         self.restarts += 1
 

@@ -5,15 +5,18 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from producer.machine.children import Child
 from producer.machine.processes import identity
+from producer.machine.supervisor import LONGEST_DELAY_S, Supervisor
 from producer.machine.take_down import take_down
-from producer.machine.up_state import Service, StateFolder
+from producer.machine.up_state import Service, ServiceReport, StateFolder, UpState
 from storage.errors import UnsuitableError
 from tests.producer.machine.supervised import Supervised, pid_of, plan, service, until
 
@@ -193,6 +196,19 @@ def test_a_killed_supervisor_leaves_orphans_that_are_found_and_nothing_else_is_t
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_service_that_died_at_once_all_night_is_tried_on_and_takes_nobody_along(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.create()
+    one = service("one")
+    state = UpState(token="t", pid=1, started="s", host="h", phase="up", up_once=True)
+    supervisor = Supervisor(folder=folder, plan=plan(folder, one), state=state)
+    child = Child(service=one, report=ServiceReport(), was_ready=True, deaths=2000)
+    child.started_at = time.monotonic()
+    supervisor._died(child, 1)
+    assert child.report.state == "restarting"
+    assert 0 < child.start_at - child.started_at < LONGEST_DELAY_S + 5
 
 
 def test_a_second_supervisor_gives_way(supervised: Supervised) -> None:
