@@ -35,7 +35,7 @@ class FirstFacts:
 
     def tell(self) -> None:
         """Write what a Redis without its data lacks. Raises `RedisError`."""
-        for field, value in self._known.items():
+        for field, value in tuple(self._known.items()):  # a server may be connected meanwhile
             self._redis.hsetnx(FIRST_FACTS, field, value)
 
     def _first(self, field: str, value: str) -> str:

@@ -5,8 +5,9 @@ written and looked at in a thread, so that the loop of a hundred calls goes on m
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from workers.plugin.offering import PATH
 from workers.sglang import checks
 from workers.sglang.client import SGLangClient
 from workers.sglang.outcomes import AGAIN, Backoff, CallError, ServerAwayError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BLOCK_BYTES = 1 << 20
 """What a fetch holds of a tensor at once: some hundred may run in a process."""
@@ -75,7 +79,7 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
     rows = max(1, min(t, BLOCK_BYTES // (layers * hidden * 2)))
     buffer = np.empty((rows, layers, hidden), np.uint16)
     values = ValueCheck(rows=0, non_finite=0, zero_rows=0)
-    with await asyncio.to_thread(_writer, spool, name, ref) as writer:
+    with await asyncio.to_thread(_ours, spool.writer, name, ref.shape) as writer:
         async with client.stream("GET", url, PATH + ref.name, deadline_s=DEADLINE_S) as response:
             body = _Body(response.aiter_raw(), ref.name)
             header = bytearray(HEADER_BYTES)
@@ -85,17 +89,18 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
             for start in range(0, t, rows):
                 block = buffer[: min(rows, t - start)]
                 await body.readinto(block.reshape(-1).view(np.uint8).data)
-                values = await asyncio.to_thread(_take, writer, block, values)
+                values = await asyncio.to_thread(_ours, _take, writer, block, values)
             await body.end()
         if writer.crc32 != ref.crc32:
             raise _lost(ref.name, "does not match its checksum")
         checks.check_values(values)
-        return await asyncio.to_thread(writer.commit)
+        return await asyncio.to_thread(_ours, writer.commit)
 
 
-def _writer(spool: Spool, name: str, ref: SpoolRef) -> SpoolWriter:
+def _ours(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What this work in our spool returns."""
     try:
-        return spool.writer(name, ref.shape)
+        return work(*args, **kwargs)
     except UnavailableError as error:
         raise OSError(error.message) from None  # this machine is at fault, no sample: the lane pauses
 

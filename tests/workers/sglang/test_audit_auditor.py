@@ -223,6 +223,22 @@ def test_a_second_capture_that_fails_is_noted_and_the_sample_kept(
     play_audited(tmp_path, scene, generate=once_good(then))
 
 
+def test_figures_that_cannot_be_judged_cost_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **figures: Any) -> Check:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("workers.sglang.audit.auditor.judged", fail)
+
+    async def scene(lane: Lane) -> None:
+        states = await captured(lane)
+        assert states.check is None
+        assert lane.files() == [states.spool.name]
+
+    play_audited(tmp_path, scene, generate=with_logprobs())
+
+
 def test_a_server_that_says_no_logprobs_is_compared_all_the_same(tmp_path: Path) -> None:
     async def scene(lane: Lane) -> None:
         check = check_of(await captured(lane))

@@ -5,6 +5,7 @@ import json
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -366,6 +367,22 @@ def test_a_full_spool_here_stops_the_copy_and_the_file_there_is_freed(tmp_path: 
         assert len(there.deleted) == 1
 
     with_there(tmp_path, scene, max_bytes=6000)
+
+
+def test_a_spool_that_is_wiped_in_mid_copy_is_this_machines_fault_and_no_samples(tmp_path: Path) -> None:
+    async def scene(lane: Lane, there: There) -> None:
+        whole = there.whole
+
+        async def wiped(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            rmtree(lane.spool.folder)
+            return await whole(request, body)
+
+        there.get = wiped
+        with pytest.raises(OSError, match="No such file"):
+            await lane.execute(CAPTURE)
+        lane.spool.folder.mkdir()
+
+    with_there(tmp_path, scene)
 
 
 def test_a_server_that_dies_in_mid_copy_is_away_and_nothing_stays_here(tmp_path: Path) -> None:

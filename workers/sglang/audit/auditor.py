@@ -102,17 +102,21 @@ class Auditor:
             figures.skipped.append(f"the check failed: {error!r}")
         if figures.measured is None:
             self._checked.discard(server)
-        vocab_size = context.vocab_size(url) if url in context.facts else context.view.run.spec.vocab_size
-        judgement = judged(
-            url,
-            hs_indices=capture.hs_indices,
-            measured=figures.measured,
-            server_logprobs=figures.server_logprobs,
-            answered=len(tokens) - prompt_length,
-            own_logprobs=figures.own_logprobs,
-            vocab_size=vocab_size,
-            skipped=figures.skipped,
-        )
+        try:
+            judgement = judged(
+                url,
+                hs_indices=capture.hs_indices,
+                measured=figures.measured,
+                server_logprobs=figures.server_logprobs,
+                answered=len(tokens) - prompt_length,
+                own_logprobs=figures.own_logprobs,
+                vocab_size=context.vocab_size(url),
+                skipped=figures.skipped,
+            )
+        # The same edge: figures that nobody has thought of.
+        except Exception:
+            logger.exception("check.failed id=%s", states.id.hex())
+            return None
         check = bounded(judgement)
         for alarm in check.alarms:
             logger.warning(
