@@ -68,8 +68,9 @@ class Sink:
         self._endurance = Endurance(store, host)
         self._facts_known: set[str] = set()
         self._waste = Waste(store)
-        self._unfit: Counter[tuple[bytes, bytes]] = Counter()
-        """How often the states of a response were unfit: it is not known who made them."""
+        self._unfit: Counter[bytes] = Counter()
+        """How often states of a prompt were unfit: it is not known who made them. Not of a response:
+        inline it is generated anew each time, and would be for ever."""
         self._lost_batches = 0
         """In a row, with not one state stored: the spool is at fault, no sample is."""
 
@@ -146,14 +147,14 @@ class Sink:
             tally.lost += len(done.lost)
             lost.update(s.spool.name for s in done.lost)
             for states, code in done.unfit:
-                self._unfit[states.id, states.digest] += 1
-                tries = self._unfit[states.id, states.digest]
+                self._unfit[states.id] += 1
+                tries = self._unfit[states.id]
                 logger.warning("states.unfit id=%s code=%s tries=%d", states.id.hex(), code, tries)
                 if tries < TRIES:
                     lost.add(states.spool.name)
                     tally.unfit += 1
                     continue
-                del self._unfit[states.id, states.digest]
+                del self._unfit[states.id]
                 failures.append(states_failure(states, code, "found as they were stored", attempts=tries))
                 tally.refused += 1
             return len(done.stored)

@@ -48,6 +48,10 @@ class Waste:
         except (EyasError, OSError) as error:
             logger.debug("waste.uncounted error=%r", error)
             return NOTHING
+        # An edge: a figure for people must not keep a batch from being stored.
+        except Exception:
+            logger.exception("waste.uncounted")
+            return NOTHING
         return Wasted(len(tokens), sum(tokens))
 
     def _responses(self, results: Sequence[Result]) -> Iterator[int]:

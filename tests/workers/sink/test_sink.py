@@ -174,6 +174,36 @@ def test_unfit_states_are_captured_again_and_at_the_third_time_a_dead_letter(ben
     assert (failure.code, failure.attempts, failure.stage) == ("states.zero", 3, Stage.CAPTURE)
 
 
+def test_inline_states_that_are_always_unfit_do_not_let_a_prompt_be_generated_for_ever(
+    tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost
+) -> None:
+    bench = Bench(make_store(tmp_path / "out", {"B1": 1}, states=StatesMode.INLINE), spool, client, host)
+    for times in (1, 2, 3):
+        response = make_response(make_prompts("B1", 1)[0], answer=(times, 6))  # another one each time
+        states = make_states(spool, response)
+        values = make_values(response)
+        values[0, 1] = 0
+        states = replace(states, spool=spool.write(states.spool.name, values))
+        bench.commit(Responded(run=bench.run, response=response, states=states))
+        assert bench.outcomes() == [Outcome.NONE if times < 3 else Outcome.DEAD]
+
+
+def test_a_fault_in_counting_wasted_calls_keeps_nothing_from_being_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr("workers.sink.wasted._same_call", fail)
+    first, second, *_ = make_prompts("B1", 6)
+    bench.commit(Responded(run=bench.run, response=make_response(first)))
+    tally = bench.commit(
+        Responded(run=bench.run, response=make_response(first)),
+        Responded(run=bench.run, response=make_response(second)),
+    )
+    assert (tally.responses, tally.wasted.calls) == (1, 0)
+
+
 def test_inline_states_are_committed_before_their_response(
     tmp_path: Path, spool: Spool, client: redis.Redis, host: QuickHost
 ) -> None:
