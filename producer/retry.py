@@ -83,10 +83,11 @@ def ask_again(
 
     Raises `UsageError` for a code, dataset or id that none has.
     """
-    from producer.failed import dead_letters
+    from producer.failed import dead_letters, open_run
     from storage.retries import Retry, last_number
     from storage.settings import changing_settings, read_settings, write_settings
 
+    open_run(folder)  # before its settings are locked: an error that says what is not there
     with changing_settings(folder):
         letters = dead_letters(folder)
         if not letters:

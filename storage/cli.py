@@ -139,10 +139,11 @@ def _folder(path: Path | None, output_dir: Path | None) -> Path:
     """
     folder = path or output_dir or Path(DEFAULT_OUTPUT_DIR)
     if path is None and output_dir is None and not (folder / "run.json").exists():
+        command = click.get_current_context().info_name
         raise UsageError(
             f"which store? none is named, and there is no `{folder}` here",
             code="path.missing",
-            hint="give its folder, `storage verify PATH`, or set EYAS_OUTPUT_DIR",
+            hint=f"give its folder, `storage {command} PATH`, or set EYAS_OUTPUT_DIR",
         )
     return folder
 

@@ -191,6 +191,14 @@ def test_what_no_dead_letter_has_is_answered_with_what_there_is(
     assert dead(store) == [2, 4, 7]
 
 
+def test_where_no_run_is_a_retry_says_so(tmp_path: Path) -> None:
+    where = ("--output-dir", str(tmp_path / "out"), "--redis-url", NOBODY)
+    said = producer("retry", *where, cwd=tmp_path)
+    assert said.returncode == 3
+    assert f"there is no run in `{tmp_path / 'out'}`" in said.stderr
+    assert "\nhint: " in said.stderr
+
+
 def test_a_retry_wakes_the_feeder(store: Store, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         claim(client, store.run, store.path)

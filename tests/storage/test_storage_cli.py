@@ -93,7 +93,8 @@ def test_without_a_name_the_store_is_where_producer_puts_it_by_default(
 def test_no_store_no_path_and_a_damaged_run_are_errors_with_a_hint(tmp_path: Path):
     for arguments, status, words in [
         (("info", str(tmp_path)), 3, "there is no run in"),
-        (("verify",), 2, "which store?"),
+        (("verify",), 2, "`storage verify PATH`"),
+        (("compact",), 2, "`storage compact PATH`"),
         (("verifi", str(tmp_path)), 2, "No such command"),
     ]:
         done = run(*arguments)
@@ -107,13 +108,11 @@ def test_no_store_no_path_and_a_damaged_run_are_errors_with_a_hint(tmp_path: Pat
     assert "is not JSON" in done.stderr
 
 
-def test_the_first_words_come_within_a_second(out: Path):
+def test_its_first_words_come_before_the_work(out: Path):
     command = [sys.executable, "-c", "from storage.cli import main; main()", "verify", str(out)]
-    begun = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "verifying\n"
-        assert time.monotonic() - begun < 1
         process.communicate()
 
 
