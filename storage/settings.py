@@ -5,7 +5,7 @@ said by the commands; this file only keeps it.
 """
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from storage.errors import DamagedError
 from storage.files import NAME, read_json, write_json
 from storage.json_records import read_record
 from storage.retries import Retry
-from storage.run import CaptureSpec, StatesMode
+from storage.run import CaptureSpec, RunSpec, StatesMode
 
 CHECK_EVERY = 500
 """A check costs one prefill more: of one sample in so many that is 0.2 % of a run's captures."""
@@ -84,6 +84,19 @@ class RunSettings:
     def from_json(cls, content: Mapping[str, Any]) -> "RunSettings":
         """The inverse of `to_json`; raises `ValueError`."""
         return read_record(cls, content, extra="refused")
+
+
+def all_wanted(spec: RunSpec, datasets: Iterable[str]) -> RunSettings:
+    """What a run wants as far as its spec tells: all of these datasets, without caps."""
+    return RunSettings(
+        server_urls=(),
+        capture_urls=(),
+        concurrency={},
+        max_input_tokens=0,
+        states=spec.states,
+        capture=spec.capture,
+        datasets={name: DatasetSettings() for name in datasets},
+    )
 
 
 def read_settings(output: Path) -> RunSettings:

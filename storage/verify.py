@@ -29,7 +29,7 @@ from storage.segment_checks import (
     check_responses,
     check_states,
 )
-from storage.settings import RunSettings, read_settings
+from storage.settings import RunSettings, all_wanted, read_settings
 from storage.store import Store
 from storage.wanted import read_enough, wanted
 
@@ -268,8 +268,8 @@ class _Verification:
         try:
             settings = read_settings(self._store.path)
         except FileNotFoundError:
-            self._notes.append("no `settings.json`: outcomes were not compared with what is wanted")
-            return ()
+            self._notes.append("no `settings.json`: every prompt of every dataset is taken as wanted")
+            settings = all_wanted(self._store.run.spec, self._store.dataset_names())
         capture = settings.capture.name if settings.capture else None
         index = Index(self._store, capture, settings.retries)
         try:

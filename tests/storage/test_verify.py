@@ -311,6 +311,9 @@ def test_a_store_without_settings_or_facts_is_noted(out: Path):
     report = check(out)
     assert report.ok
     assert len(report.notes) == 3
+    shutil.rmtree(out / "states/eagle3/s-node1-00000002")
+    report = check(out)
+    assert (report.problems, report.datasets[0].missing, report.ok) == ((), 10, False)
 
 
 def test_the_report_is_json(out: Path):
