@@ -79,7 +79,7 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
     rows = max(1, min(t, BLOCK_BYTES // (layers * hidden * 2)))
     buffer = np.empty((rows, layers, hidden), np.uint16)
     values = ValueCheck(rows=0, non_finite=0, zero_rows=0)
-    with await asyncio.to_thread(_ours, spool.writer, name, ref.shape) as writer:
+    with await _begin(spool, name, ref) as writer:
         async with client.stream("GET", url, PATH + ref.name, deadline_s=DEADLINE_S) as response:
             body = _Body(response.aiter_raw(), ref.name)
             header = bytearray(HEADER_BYTES)
@@ -95,6 +95,21 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
             raise _lost(ref.name, "does not match its checksum")
         checks.check_values(values)
         return await asyncio.to_thread(_ours, writer.commit)
+
+
+async def _begin(spool: Spool, name: str, ref: SpoolRef) -> SpoolWriter:
+    """A writer of this tensor; cancelled, it leaves none: the thread that makes it is not cancelled too."""
+    making = asyncio.ensure_future(asyncio.to_thread(_ours, spool.writer, name, ref.shape))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_forget)
+        raise
+
+
+def _forget(made: "asyncio.Future[SpoolWriter]") -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().abort()
 
 
 def _ours(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_client_facts import PLUGIN
 from storage.errors import FullError, UnsuitableError
 from storage.run import CaptureSpec
 from storage.spool import Spool
-from storage.spool_file import HEADER_BYTES, header
+from storage.spool_file import HEADER_BYTES, SpoolWriter, header
 from tests.engine_process import running_engine
 from workers.broker.messages import Captured, Failed
 from workers.sglang.attempt import Context
@@ -418,6 +419,36 @@ def test_a_cancelled_call_leaves_no_file_on_either_side(tmp_path: Path, when: st
         (body,) = lane.stage.bodies
         assert there.deleted == [body["sampling_params"]["custom_params"]["eyas"]["name"]]
         assert lane.files() == []
+
+    with_there(tmp_path, scene)
+
+
+def test_a_call_cancelled_while_its_file_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Spool.writer
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(spool: Spool, *args: Any) -> SpoolWriter:
+        if spool.node == "there":
+            return make(spool, *args)
+        begun.set()
+        assert go_on.wait(30)
+        try:
+            return make(spool, *args)
+        finally:
+            ended.set()
+
+    async def scene(lane: Lane, there: There) -> None:
+        monkeypatch.setattr(Spool, "writer", slow)
+        running = asyncio.ensure_future(lane.execute(CAPTURE))
+        await until(begun.is_set, "the thread to be there")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        go_on.set()
+        await until(ended.is_set, "the thread to end")
+        await until(lambda: not lane.files(), "nothing to be left")
 
     with_there(tmp_path, scene)
 
