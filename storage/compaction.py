@@ -157,6 +157,8 @@ class FolderCompaction:
         if name not in self._known:
             try:
                 self._known[name] = (segment.stored_bytes(), self._table.alike(segment))
+            except OSError:
+                return (0, None)  # a disk's trouble may pass: asked again with the next look
             except Exception:  # whatever is wrong with it: `verify` says what, here it is left alone
                 self._known[name] = (0, None)
         return self._known[name]

@@ -1,5 +1,6 @@
 """Compaction when things break: killed anywhere, no room, not writable, the folder gone or another's."""
 
+import errno
 import io
 import json
 import os
@@ -13,8 +14,10 @@ from compact_making import assert_all_there, compacted, many_segments, names, qu
 from store_making import CAPTURE, SPEC, make_prompts, make_response, make_states, new_store
 
 from storage.compact import compact
+from storage.compaction import FolderCompaction
 from storage.errors import FullError, RunReplacedError, UnavailableError
 from storage.progress import Progress
+from storage.segment import Segment
 from storage.store import Store
 from storage.verify import verify
 from tests.properties.killed import KillAt, killed
@@ -164,3 +167,19 @@ def test_nothing_of_an_old_run_is_committed_into_a_new_one_in_its_place(tmp_path
     assert list((store.path / ".staging").iterdir()) == []
     assert not (store.path / "states" / CAPTURE.name).exists()
     assert json.loads((store.path / "run.json").read_text())["id"] == other.run.id
+
+
+def test_a_moments_trouble_with_the_disk_leaves_no_segment_out_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, _, _ = many_segments(tmp_path / "out", samples=8)
+    folder = FolderCompaction(store.path, store.path / "responses", store.codec, node="node1")
+    visible = list(folder.look().values())
+
+    def fails(_: Segment) -> int:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(Segment, "stored_bytes", fails)
+        assert folder.candidates(visible, {}) == []
+    assert [one.name for one in folder.candidates(visible, {})] == ["s-00000001", "s-00000002"]
