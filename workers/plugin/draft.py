@@ -264,9 +264,10 @@ class Draft:
 
     def _give_up(self) -> None:
         self._closed = True
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with suppress(OSError):  # what could not be written is said of it again; the reply must not wait
+                os.close(handle)
         if self._size:
             with suppress(OSError):  # a folder that is no more; what stays is swept
                 self._temporary.unlink(missing_ok=True)

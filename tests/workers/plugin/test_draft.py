@@ -4,6 +4,7 @@ import errno
 import os
 import tempfile
 import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def test_a_file_that_cannot_be_given_its_name_is_an_error_and_none_is_left(write
         draft.finish(5).result(timeout=20)
     writer.close()
     assert files(writer) == ["file"]
+
+
+def test_a_file_that_cannot_even_be_closed_is_an_error_and_not_waited_for(writer):
+    draft = begin(writer)
+    draft.put(part(0, 4))
+    deadline = time.monotonic() + 20
+    while draft._handle is None or draft._busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.close(draft._handle)  # from now on all that is done with it fails, as on a disk that is gone
+    with pytest.raises(UnavailableError, match="Bad file descriptor"):
+        draft.finish(4).result(timeout=20)
+    assert files(writer) == []
 
 
 def test_a_fault_of_ours_is_said_and_not_waited_for(writer, monkeypatch):
