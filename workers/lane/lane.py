@@ -9,13 +9,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from redis import RedisError
 
@@ -29,6 +26,7 @@ from workers.broker.keys import FACTS
 from workers.broker.messages import Capture, Generate, Responded, Result
 from workers.broker.queues import Lane as LaneName
 from workers.config import Config
+from workers.lane.account import Account
 from workers.lane.alone import Alone
 from workers.lane.apart import Apart
 from workers.lane.calls import Calls
@@ -62,15 +60,13 @@ class Lane:
         self.lane, self.name, self.config, self.timing = lane, name, config, timing
         self.flight = Flight()
         self.pause = Pause()
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        self._account = Account(lane, name, config.node)
         self.view: RunView | None = None
         self.stopping = threading.Event()
         """Set when calls are cancelled: from then on nothing waits for Redis either."""
         self.loop = LoopThread("calls")
         self.calls = Calls(capacity, self._healthy)
         self._draining = False
-        self._started = time.time()
         self._redis = connect(config.redis_url)
         self._slots = Slots(
             self._redis,
@@ -134,8 +130,7 @@ class Lane:
 
     def count(self, what: str, more: int = 1) -> None:
         """Add to a counter of the snapshot."""
-        with self._counting:
-            self._counts[what] += more
+        self._account.count(what, more)
         if what == "done":
             self.pause.succeeded()
 
@@ -282,30 +277,10 @@ class Lane:
         self._on_room()
 
     def _snapshot(self) -> ProcessSnapshot:
-        flying, grants = self.calls.in_flight(), self.calls.grants()
-        state, says = self._said
-        counts = self._counts
-        return ProcessSnapshot(
-            name=self.name,
-            lane=self.lane,
-            node=self.config.node,
-            pid=os.getpid(),
-            at=time.time(),
-            started=self._started,
-            state=state,
-            says=says,
-            in_flight=sum(flying.values()),
-            servers=tuple(
-                replace(server, slots=grants.get(server.url, 0), in_flight=flying.get(server.url, 0))
-                for server in self._servers.snapshot()
-            ),
-            done=counts["done"],
-            failed=counts["failed"],
-            again=counts["again"],
-            requeued=counts["requeued"],
-            tokens=counts["tokens"],
-            prompt_tokens=counts["prompt_tokens"],
-            aside=counts["aside"],
-            spool_bytes=self._spool.used_bytes(),
-            spool_max_bytes=self._spool.max_bytes,
+        return self._account.snapshot(
+            said=self._said,
+            in_flight=self.calls.in_flight(),
+            slots=self.calls.grants(),
+            servers=self._servers.snapshot(),
+            spool=self._spool,
         )
