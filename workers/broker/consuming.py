@@ -15,7 +15,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer as CeleryConsumer
 
 from workers.broker.garbage import set_aside
-from workers.broker.kombu_private import consume_while, survive_garbage
+from workers.broker.kombu_private import consume_while, survive_garbage, take_unsettled
 from workers.lane.flight import Arrival
 from workers.lane.lane import Lane
 
@@ -34,8 +34,14 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """The connection is lost: keep what is running, before Celery closes it."""
-        if self.app.lane is not None and self.task_consumer is not None:
-            self.app.lease.keep(self.app.carried.take(self.task_consumer.channel.qos))
+        if self.task_consumer is not None:
+            qos = self.task_consumer.channel.qos
+            if self.app.lane is not None:
+                self.app.lease.keep(self.app.carried.take(qos))
+            else:
+                # What a sink holds comes again when its lease is over. kombu would give it back on the
+                # connection that is gone, and fail in a way that ends the process.
+                take_unsettled(qos)
         super().on_connection_error_after_connected(exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
