@@ -14,6 +14,7 @@ from storage.run import DEFAULT_OUTPUT_DIR
 from workers.board.board import Board
 from workers.board.presence import Glance, glance
 from workers.broker.connection import without_password
+from workers.broker.queues import SINK
 
 STALE_S = 15.0
 """The feeder writes every second; a board older than this has nobody behind it."""
@@ -96,8 +97,7 @@ def _notes(seen: Glance, board: Board) -> list[str]:
     if seen.board is None:
         notes.append("no figures from a feeder yet; these are the store's")
     elif _age_s(seen.board) >= STALE_S:
-        ago = duration(_age_s(seen.board))
-        notes.append(f"no sink is up: nothing was fed or stored for {ago}; `producer up` starts one")
+        notes += _unfed(seen, duration(_age_s(seen.board)))
     served = {process.lane for process in seen.processes}
     # of some the feeder has said it already
     missing = [
@@ -110,6 +110,17 @@ def _notes(seen: Glance, board: Board) -> list[str]:
     if missing:
         notes.append(f"nobody serves {', '.join(missing)}, where messages wait; `producer up` starts them")
     return notes
+
+
+def _unfed(seen: Glance, ago: str) -> list[str]:
+    """Why nobody renews the board: no sink lives, or those that do say what they wait for."""
+    sinks = [process for process in seen.processes if process.lane == SINK]
+    if not sinks:
+        return [f"no sink is up: nothing was fed or stored for {ago}; `producer up` starts one"]
+    return [
+        f"nothing was fed for {ago}: {sink.name} is {sink.state}{': ' * bool(sink.says)}{sink.says}"
+        for sink in sinks
+    ]
 
 
 def _age_s(board: Board) -> float:

@@ -17,6 +17,7 @@ from storage.sample import Alarm, Check
 from tests.producer.machine.supervised import until
 from tests.producer.stored import DATASET, board, small_store
 from workers.board.board import SinkBoard, write_board
+from workers.board.processes import ProcessSnapshot, write_process
 from workers.runs import claim
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -189,6 +190,19 @@ def test_a_board_nobody_renews_gives_way_to_the_store(tmp_path: Path, redis_url:
     assert report["source"] == "store"
     assert report["wanted"] == 5
     assert any("no sink is up" in note for note in report["notes"])
+
+
+def test_a_sink_that_lives_but_waits_is_not_said_to_be_missing(tmp_path: Path, redis_url: str) -> None:
+    carry(redis_url, small_store(tmp_path / "out"), at=time.time() - 100)
+    now = time.time()
+    sink = ProcessSnapshot(
+        name="sink@n1", lane="sink", node="n1", pid=1, at=now, started=now, state="paused", says="no folder"
+    )
+    with redis.Redis.from_url(redis_url) as client:
+        write_process(client, sink)
+    report = json.loads(producer("status", "--json", "--redis-url", redis_url, cwd=tmp_path).stdout)
+    (note,) = [note for note in report["notes"] if "nothing was fed" in note]
+    assert note.endswith(": sink@n1 is paused: no folder")
 
 
 def test_with_neither_redis_nor_store_the_error_says_what_to_type(tmp_path: Path) -> None:
