@@ -133,7 +133,7 @@ class SharedSegments:
             # Who stood still since that look for as long as replaced segments are kept may have
             # taken the name of one that is deleted by now, and that a merged one hides.
             with self._lock:
-                catalog.refresh()
+                still_new(new)
                 if not catalog.is_hidden(name):
                     return stored
 
