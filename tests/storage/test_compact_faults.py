@@ -147,7 +147,7 @@ def test_nothing_of_an_old_run_is_committed_into_a_new_one_in_its_place(tmp_path
     more = [make_response(prompt, seed=8) for prompt in store.prompts("B1")]
     shutil.rmtree(store.path)
     with pytest.raises(UnavailableError) as gone:
-        store.commit_responses(more)
+        store.commit_responses([make_response(prompt) for prompt in make_prompts(9)])
     assert gone.value.code == "output.unwritable"
     assert not store.path.exists()
     other = new_store(store.path, SPEC)
