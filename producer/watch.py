@@ -32,7 +32,11 @@ def follow(redis_url: str, output_dir: Path | None) -> int:
     from producer.run_report import look
 
     def again() -> "Report":
-        return look(redis_url, output_dir)
+        nonlocal output_dir
+        report = look(redis_url, output_dir)
+        # Without Redis the folder by default would be looked at: it may hold another run.
+        output_dir = output_dir or Path(report.board.output_dir)
+        return report
 
     report = _live(again) if is_terminal(sys.stdout) else _lines(again)
     return 1 if report.failed else 0

@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 from rich.text import Text
 
+from producer import watch
+from producer.run_report import Report
 from producer.status_table import draw
 from storage.checks import summarize
 from storage.sample import Alarm, Check
+from storage.store import Store
 from tests.producer.machine.supervised import until
 from tests.producer.stored import DATASET, board, small_store
 from workers.board.board import SinkBoard, write_board
@@ -344,3 +349,26 @@ def test_watch_says_again_only_what_is_new_and_not_that_it_lasts(tmp_path: Path,
     finally:
         process.kill()
         process.wait()
+
+
+def test_watch_stays_with_its_run_when_redis_forgets_it(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry(redis_url, small_store(tmp_path / "out"))
+    small_store(tmp_path / "eyas-data")
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+
+    def twice(again: Callable[[], Report]) -> Report:
+        seen.append(again().board.run_id)
+        with redis.Redis.from_url(redis_url) as client:
+            client.flushdb()
+        report = again()
+        seen.append(report.board.run_id)
+        return report
+
+    monkeypatch.setattr(watch, "_lines", twice)
+    monkeypatch.setattr(watch, "is_terminal", lambda stream: False)
+    watch.follow(redis_url, None)
+    run = Store.open(tmp_path / "out").run.id
+    assert seen == [run, run]
