@@ -140,7 +140,7 @@ def _datasets(board: Board, bar: int) -> "Table":
 def _line(dataset: DatasetBoard) -> str:
     """A dataset where no table fits: its name whole, then what fits into as many lines as it takes."""
     failed = f", {count(dataset.failed)} failed" if dataset.failed else ""
-    state = f", {_state(dataset)}" if _state(dataset) else f", {int(_share(dataset) * 100)} %"
+    state = f", {_state(dataset)}" if _state(dataset) else f", {int(dataset.share * 100)} %"
     return f"{dataset.name}: {count(dataset.stored)} of {_counts(dataset)[1]} stored{failed}{state}"
 
 
@@ -158,7 +158,7 @@ def _datasets_narrow(board: Board) -> "Table":
     table = _table("dataset", "wanted>", "gen.>", "stored>", "failed>", "cut>", "tokens>", ">", "", gap=2)
     for dataset in board.datasets:
         state = "capped" if dataset.closed and not dataset.finished else _state(dataset)
-        table.add_row(*_counts(dataset), f"{int(_share(dataset) * 100)} %", state)
+        table.add_row(*_counts(dataset), f"{int(dataset.share * 100)} %", state)
     return table
 
 
@@ -271,17 +271,9 @@ def _width(table: "Table") -> int:
 
 
 def _bar(dataset: DatasetBoard, width: int) -> str:
-    share = _share(dataset)
+    share = dataset.share
     full = int(share * width)
     return "━" * full + "·" * (width - full) + f" {int(share * 100):3d} %"
-
-
-def _share(dataset: DatasetBoard) -> float:
-    if dataset.finished:
-        return 1.0
-    by_samples = (dataset.stored + dataset.failed) / dataset.wanted if dataset.wanted else 0.0
-    by_tokens = dataset.tokens / dataset.max_tokens if dataset.max_tokens else 0.0
-    return min(1.0, max(by_samples, by_tokens))
 
 
 def _state(dataset: DatasetBoard) -> str:

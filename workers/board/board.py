@@ -51,6 +51,15 @@ class DatasetBoard:
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     """Code → dead letters, most first."""
 
+    @property
+    def share(self) -> float:
+        """How far it is, 0 to 1: by samples or by its cap on tokens, whichever is nearer."""
+        if self.finished:
+            return 1.0
+        by_samples = (self.stored + self.failed) / self.wanted if self.wanted else 0.0
+        by_tokens = self.tokens / self.max_tokens if self.max_tokens else 0.0
+        return min(1.0, max(by_samples, by_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBoard:

@@ -4,6 +4,7 @@ Sums (`…_total`) come from the tally and do not go back while a run lasts; a n
 What is not known is left out, so that an alert can tell it from 0. Pure: from one look at Redis.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +15,7 @@ from workers.board.board import Board
 from workers.board.processes import ServerState
 from workers.board.tally import Tally
 from workers.broker.queues import SINK
-from workers.flower.snapshot import Look, share_of
+from workers.flower.snapshot import Look
 
 CALLS = {"done": "done", "failed": "dead_letter", "again": "again", "requeued": "requeued"}
 """Counter of a lane → how its call ended: published, given up, made again, put back."""
@@ -94,7 +95,7 @@ def _datasets(board: Board) -> Iterator[Metric]:
     left = _gauge("eyas_dataset_left_seconds", "Time left at its own speed, by tokens.", labels=label)
     dead = _gauge("eyas_dead_letters", "Dead letters by their code.", labels=("dataset", "code"))
     for one in board.datasets:
-        progress.add_metric((one.name,), share_of(one))
+        progress.add_metric((one.name,), one.share)
         if one.left_s is not None:
             left.add_metric((one.name,), one.left_s)
         for code, count in one.dead_letters.items():
@@ -138,10 +139,7 @@ def _servers(look: Look, board: Board) -> Iterator[Metric]:
 
 def _processes(look: Look) -> Iterator[Metric]:
     alive = _gauge("eyas_worker_processes", "Live processes by state.", labels=("lane", "state"))
-    counts: dict[tuple[str, str], int] = {}
-    for process in look.processes:
-        key = (process.lane, process.state)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((process.lane, process.state) for process in look.processes)
     for labels, count in counts.items():
         alive.add_metric(labels, count)
     yield alive

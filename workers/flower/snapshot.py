@@ -150,18 +150,9 @@ def _checks(checks: ChecksSummary | None) -> dict[str, Any] | None:
     }
 
 
-def share_of(one: DatasetBoard) -> float:
-    """How far a dataset is, 0 to 1: by samples or by its cap on tokens, whichever is nearer."""
-    if one.finished:
-        return 1.0
-    by_samples = (one.stored + one.failed) / one.wanted if one.wanted else 0.0
-    by_tokens = one.tokens / one.max_tokens if one.max_tokens else 0.0
-    return min(1.0, max(by_samples, by_tokens))
-
-
 def _dataset(one: DatasetBoard) -> dict[str, Any]:
     return asdict(one) | {
-        "share": share_of(one),
+        "share": one.share,
         "truncated_share": one.truncated / one.generated if one.generated else None,
     }
 
