@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import redis
@@ -43,6 +44,17 @@ def producer(*arguments: str, cwd: Path, **variables: str) -> "subprocess.Comple
 def environment(folder: Path) -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": root, "EYAS_STATE_DIR": str(folder / "state")}
+
+
+def watcher(redis_url: str, folder: Path, output: IO[Any]) -> "subprocess.Popen[bytes]":
+    """A running `producer watch` that writes everything into `output`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
+        cwd=folder,
+        env=environment(folder),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def carry(redis_url: str, store: object, **changes: object) -> None:
@@ -256,13 +268,7 @@ def test_watch_follows_the_run_to_its_end_line_by_line(tmp_path: Path, redis_url
     carry(redis_url, store)
     log = tmp_path / "log"
     with log.open("w") as output:
-        watching = subprocess.Popen(
-            [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        watching = watcher(redis_url, tmp_path, output)
     try:
         until(lambda: "state=running done=4213 wanted=7000" in log.read_text())
         assert "short_in_flight=3" in log.read_text()
@@ -334,13 +340,7 @@ def test_watch_says_again_only_what_is_new_and_not_that_it_lasts(tmp_path: Path,
     carry(redis_url, store, notes=(say.format("12 s", 31),))
     log = tmp_path / "watch.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "producer.cli", "watch", "--redis-url", redis_url],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        process = watcher(redis_url, tmp_path, output)
     try:
         until(lambda: "31 wait" in log.read_text())
         carry(redis_url, store, notes=(say.format("2 min", 1431), "another note"))

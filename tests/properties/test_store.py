@@ -42,6 +42,7 @@ from tests.storage.store_making import (
     make_response,
     make_states,
     new_store,
+    outcome_of,
     tensor_of,
 )
 
@@ -313,12 +314,7 @@ class StoreMachine(RuleBasedStateMachine):
     # What must hold after every step.
 
     def expected(self, key: bytes) -> Outcome:
-        response = self.responses.get(key)
-        if response is None:
-            return Outcome.DEAD if (key, None) in self.dead else Outcome.NONE
-        if (key, response.digest) in self.states:
-            return Outcome.STORED
-        return Outcome.DEAD if (key, response.digest) in self.dead else Outcome.RESPONDED
+        return outcome_of(key, self.responses, self.states, self.dead)
 
     @invariant()
     def every_reader_sees_the_model(self) -> None:

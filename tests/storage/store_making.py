@@ -1,6 +1,6 @@
 """Makes runs, prompts, responses and states for the tests of storage; a seed decides everything."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.codec import Codec
+from storage.index import Outcome
 from storage.run import CaptureSpec, DatasetSpec, RunSpec, Sampling, StatesMode
 from storage.sample import Failure, Finish, Kind, Prompt, Response, Span, Stage, States, Timings
 from storage.settings import DatasetSettings, RunSettings, write_settings
@@ -164,3 +165,18 @@ def assert_same(left: object, right: object) -> None:
 
 def with_spec(spec: RunSpec, **changes: object) -> RunSpec:
     return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def outcome_of(
+    key: bytes,
+    responses: Mapping[bytes, Response],
+    states: Container[tuple[bytes, bytes]],
+    dead: Container[tuple[bytes, bytes | None]],
+) -> Outcome:
+    """What a store that holds these must say of a prompt: states and dead letters are by id and digest."""
+    response = responses.get(key)
+    if response is None:
+        return Outcome.DEAD if (key, None) in dead else Outcome.NONE
+    if (key, response.digest) in states:
+        return Outcome.STORED
+    return Outcome.DEAD if (key, response.digest) in dead else Outcome.RESPONDED

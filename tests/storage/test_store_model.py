@@ -16,6 +16,7 @@ from store_making import (
     make_response,
     make_states,
     new_store,
+    outcome_of,
     tensor_of,
 )
 
@@ -94,12 +95,7 @@ class StoreModel(RuleBasedStateMachine):
         self.dead |= new
 
     def expected(self, key: bytes) -> Outcome:
-        response = self.responses.get(key)
-        if response is None:
-            return Outcome.DEAD if (key, None) in self.dead else Outcome.NONE
-        if (key, response.digest) in self.states:
-            return Outcome.STORED
-        return Outcome.DEAD if (key, response.digest) in self.dead else Outcome.RESPONDED
+        return outcome_of(key, self.responses, self.states, self.dead)
 
     @invariant()
     def the_index_says_what_the_model_says(self) -> None:

@@ -1,49 +1,17 @@
 """Redis killed while calls end: their results are published when it is back, each once."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 from broker_stage import Stage, staged, until
 
-from producer.machine.redis_server import find_redis, free_port, redis_arguments
+from tests.own_redis import OwnRedis
 from workers.broker.messages import Responded
-
-
-class OwnRedis:
-    """A Redis that a test may kill and start again, with its data."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.arguments = redis_arguments(find_redis(), folder=folder, port=self.port, password=None)
-        # Every write reaches the disk, so that what is compared is what Eyas does.
-        self.arguments += ["--appendfsync", "always"]
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            self.arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        with redis.Redis(port=self.port) as client:
-            until(lambda: _answers(client), "Redis answers")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
-    (tmp_path / "redis").mkdir()
     own = OwnRedis(tmp_path / "redis")
     yield own
     own.kill()
@@ -51,7 +19,7 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
 
 @pytest.fixture
 def own_stage(tmp_path: Path, own_redis: OwnRedis) -> Iterator[Stage]:
-    with staged(tmp_path, f"redis://127.0.0.1:{own_redis.port}/0") as stage:
+    with staged(tmp_path, own_redis.url) as stage:
         yield stage
 
 

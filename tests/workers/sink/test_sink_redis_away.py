@@ -1,49 +1,18 @@
 """Redis stopped while a sink holds results: the same process goes on, and says so in a few lines."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 import storage
-from producer.machine.redis_server import find_redis, free_port, redis_arguments
+from tests.own_redis import OwnRedis
 from tests.workers.sink.machine import Machine, wait_until
 from tests.workers.sink.making import make_prompts, make_response, make_states, make_store
 from workers.broker.keys import UNACKED
 from workers.broker.messages import Responded
 from workers.broker.publish import publish_many
 from workers.runs import claim
-
-
-class OwnRedis:
-    """A Redis that keeps its data when it is stopped."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.port = free_port()
-        self.arguments = redis_arguments(find_redis(), folder=folder, port=self.port, password=None)
-        self.arguments += ["--appendfsync", "always"]
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            self.arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        with redis.Redis(port=self.port) as client:
-            wait_until(lambda: _answers(client))
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-
-
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 @pytest.fixture
@@ -55,7 +24,7 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
 
 @pytest.fixture
 def machine(own_redis: OwnRedis, tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine(f"redis://127.0.0.1:{own_redis.port}/0", tmp_path)
+    machine = Machine(own_redis.url, tmp_path)
     yield machine
     machine.end()
 
