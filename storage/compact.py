@@ -16,6 +16,7 @@ from storage.compaction import FolderCompaction, only_one
 from storage.compaction_plan import TARGET_BYTES, worth_merging
 from storage.droppable import Droppable, failures_made_good, repeated_states
 from storage.errors import DamagedError, UnavailableError
+from storage.files import folder_bytes
 from storage.merge import Part, UnmergeableError
 from storage.progress import Progress
 from storage.replaced import KEPT_S, Deleted, delete_replaced, replaced
@@ -96,7 +97,7 @@ def compact(
         deleted_segments=deleted.segments,
         deleted_bytes=deleted.size_bytes,
         waiting_segments=len(waiting),
-        waiting_bytes=sum(_size_bytes(one.path) for one in waiting),
+        waiting_bytes=sum(folder_bytes(one.path) for one in waiting),
     )
 
 
@@ -223,7 +224,3 @@ def _relied(droppable: Droppable, group: tuple[str, ...], visible: dict[str, Seg
                 before = found[holder].rows if holder in found else False
                 found[holder] = Part(segment=visible[holder], rows=rows | before)
     return list(found.values())
-
-
-def _size_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -23,6 +23,7 @@ from storage.catalog import Catalog
 from storage.codec import Codec
 from storage.compaction_plan import Candidate
 from storage.errors import FullError
+from storage.files import folder_bytes
 from storage.merge import MergedAwayError, Part, check_rows, stage_merged
 from storage.segment import Segment, SegmentName, Staging, disk_errors
 from storage.tables import MERGED_BY, table_of
@@ -141,7 +142,7 @@ class FolderCompaction:
             try:
                 with disk_errors(self._output):
                     stage_merged(staging, self._table, parts, self._node, self._between)
-                    size = sum(path.stat().st_size for path in staging.path.rglob("*") if path.is_file())
+                    size = folder_bytes(staging.path)
             except MergedAwayError:
                 return None
             while True:

@@ -5,7 +5,7 @@ uint16 [N], places in the attributes of those names · `stage` uint8 [N] · `att
 int32 [N] · `message_offset` int64 [N + 1] into `message` uint8 (UTF-8).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,21 @@ def rows_asked_again(segment: Segment, retries: Sequence[Retry]) -> NDArray[np.b
             fits &= np.array([row.tobytes() in ids for row in segment.ids("id")], bool)
         found |= fits
     return found
+
+
+def failure_key(failure: Failure) -> tuple[object, ...]:
+    """What failed: tries of the same are one dead letter."""
+    return (failure.id, failure.digest, failure.capture, failure.stage)
+
+
+def last_tries(failures: Iterable[Failure]) -> dict[tuple[object, ...], Failure]:
+    """What failed → its last try, the first of those after the same request."""
+    last: dict[tuple[object, ...], Failure] = {}
+    for failure in failures:
+        key = failure_key(failure)
+        if key not in last or last[key].retry < failure.retry:
+            last[key] = failure
+    return last
 
 
 def read_failures(segment: Segment) -> Iterator[Failure]:

@@ -10,6 +10,7 @@ import os
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ def checked_name(name: str, what: str) -> str:
             hint="use letters, digits, `.`, `_` and `-`, at most 100, beginning with a letter or digit",
         )
     return name
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; what others delete meanwhile does not count."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size  # noqa: PTH116, PTH118 - thousands
+    return size
 
 
 def fsync_folder(folder: Path) -> None:

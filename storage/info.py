@@ -1,6 +1,5 @@
 """What a store holds, in counts: read from the ids, offsets and file sizes, never the samples."""
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from storage.catalog import Catalog
 from storage.check_log import CheckLog
 from storage.checks import ChecksSummary
+from storage.files import folder_bytes
 from storage.index import Index, Outcome
 from storage.replaced import replaced
 from storage.segment import list_segments
@@ -89,7 +89,7 @@ def info(path: Path) -> Info:
     old = [one for parents in folders.values() for parent in parents for one in replaced(parent)]
     old_bytes = dict.fromkeys(folders, 0)
     for one in old:
-        old_bytes[one.path.relative_to(path).parts[0]] += _bytes(one.path)
+        old_bytes[one.path.relative_to(path).parts[0]] += folder_bytes(one.path)
     return Info(
         path=str(path),
         run=store.run.id,
@@ -103,7 +103,7 @@ def info(path: Path) -> Info:
             kind: sum(map(_segments, parents)) - sum(one.path.parent in parents for one in old)
             for kind, parents in folders.items()
         },
-        bytes={kind: _bytes(path / kind) - old_bytes[kind] for kind in folders},
+        bytes={kind: folder_bytes(path / kind) - old_bytes[kind] for kind in folders},
         replaced_segments=len(old),
         replaced_bytes=sum(old_bytes.values()),
         checks=_checks(path, store.captures()),
@@ -143,11 +143,3 @@ def _dataset(store: Store, index: Index, name: str) -> DatasetInfo:
 
 def _segments(parent: Path) -> int:
     return len(list_segments(parent))
-
-
-def _bytes(folder: Path) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # a compaction may delete what it has replaced
-            size += path.stat().st_size if path.is_file() else 0
-    return size

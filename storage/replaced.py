@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import DamagedError
-from storage.files import fsync_folder
+from storage.files import folder_bytes, fsync_folder
 from storage.segment import STAGING, Segment, SegmentName, disk_errors, disk_time, list_segments
 
 KEPT_S = 24 * 3600.0
@@ -78,7 +78,7 @@ def delete_replaced(
             for one in old:
                 aside = output / STAGING / f"deleted.{uuid.uuid4().hex}"
                 try:
-                    size = sum(path.stat().st_size for path in one.path.rglob("*") if path.is_file())
+                    size = folder_bytes(one.path)
                     one.path.rename(aside)
                 except FileNotFoundError:
                     continue  # somebody else has deleted it

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from storage.arrays import ArrayFile, Layout, sharded_layout, write_metadata, write_plain
 from storage.codec import CRC_BYTES, Codec, checked
 from storage.errors import DamagedError, EyasError, FullError, UnavailableError
-from storage.files import NAME, create_json, fsync_folder, read_whole
+from storage.files import NAME, create_json, folder_bytes, fsync_folder, read_whole
 from storage.json_records import is_count, parse_json
 from storage.shard import ShardWriter
 from storage.tokens import ID_BYTES
@@ -139,7 +139,7 @@ class Segment:
 
     def stored_bytes(self) -> int:
         """Bytes of all of its files."""
-        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+        return folder_bytes(self.path)
 
 
 class Staging:

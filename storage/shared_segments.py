@@ -15,7 +15,7 @@ from storage.catalog import Catalog, PlacedIds, placed
 from storage.codec import Codec
 from storage.columns import ids_array
 from storage.errors import DamagedError
-from storage.failures import read_failures, stage_failures
+from storage.failures import failure_key, last_tries, read_failures, stage_failures
 from storage.idtable import ABSENT
 from storage.responses import ResponseColumns, stage_responses
 from storage.sample import Failure, Response, Stage
@@ -148,14 +148,9 @@ class SharedSegments:
     def _new_failures(self, batch: Sequence[Failure]) -> list[Failure]:
         self._see_failures()
         self._responses.refresh()
-        last: dict[tuple[object, ...], Failure] = {}
-        for failure in batch:
-            key = _failure_key(failure)
-            if key not in last or last[key].retry < failure.retry:
-                last[key] = failure
         return [
             failure
-            for key, failure in last.items()
+            for key, failure in last_tries(batch).items()
             if failure.retry > self._failure_keys.get(key, -1) and not self._made_good(failure)
         ]
 
@@ -167,11 +162,7 @@ class SharedSegments:
     def _see_failures(self) -> None:
         def enter(_: int, segment: Segment) -> None:
             for failure in read_failures(segment):
-                key = _failure_key(failure)
+                key = failure_key(failure)
                 self._failure_keys[key] = max(failure.retry, self._failure_keys.get(key, 0))
 
         self._failures.read_new(enter)
-
-
-def _failure_key(failure: Failure) -> tuple[object, ...]:
-    return (failure.id, failure.digest, failure.capture, failure.stage)

@@ -49,6 +49,18 @@ class ValueCheck:
         """Whether the states may be stored."""
         return self.rows > 0 and self.non_finite == 0 and self.zero_rows == 0
 
+    def __add__(self, other: "ValueCheck") -> "ValueCheck":
+        """Both parts of a tensor together."""
+        return ValueCheck(
+            rows=self.rows + other.rows,
+            non_finite=self.non_finite + other.non_finite,
+            zero_rows=self.zero_rows + other.zero_rows,
+        )
+
+
+NOT_LOOKED = ValueCheck(rows=0, non_finite=0, zero_rows=0)
+"""Before the first block of a tensor."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolUsage:
@@ -150,13 +162,7 @@ class Spool:
 
     def check_values(self, ref: SpoolRef) -> ValueCheck:
         """Look at every value without holding the tensor; raises as `blocks` does."""
-        rows = non_finite = zero_rows = 0
-        for block in self.blocks(ref):
-            found = check_values(block)
-            rows += found.rows
-            non_finite += found.non_finite
-            zero_rows += found.zero_rows
-        return ValueCheck(rows=rows, non_finite=non_finite, zero_rows=zero_rows)
+        return sum(map(check_values, self.blocks(ref)), start=NOT_LOOKED)
 
     def delete(self, ref: SpoolRef) -> None:
         """Free the file's room; nothing happens when it is gone already."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.dataset_index import DatasetIndex
+from storage.failures import last_tries
 from storage.idtable import ABSENT
 from storage.index import Index
 from storage.retries import asked_again
@@ -38,13 +39,8 @@ def standing(store: Store, settings: RunSettings) -> list[Standing]:
     capture = settings.capture.name if settings.capture and settings.states is not StatesMode.OFF else None
     index = Index(store, capture, settings.retries)
     index.refresh()
-    last: dict[tuple[object, ...], Failure] = {}
-    for failure in store.failures():
-        key = (failure.id, failure.digest, failure.capture, failure.stage)
-        if key not in last or last[key].retry < failure.retry:
-            last[key] = failure
     by_dataset: dict[str, list[Failure]] = {}
-    for failure in last.values():
+    for failure in last_tries(store.failures()).values():
         by_dataset.setdefault(failure.dataset, []).append(failure)
     return [
         one

@@ -17,7 +17,7 @@ from storage.errors import SpoolLostError
 from storage.sample import SpoolRef, States
 from storage.segment import Segment, Staging
 from storage.shard import ShardWriter
-from storage.spool import BUFFER_BYTES, Spool, ValueCheck, check_values
+from storage.spool import BUFFER_BYTES, NOT_LOOKED, Spool, ValueCheck, check_values
 
 
 class SamplesLostError(SpoolLostError):
@@ -103,19 +103,17 @@ def split_readable(batch: Sequence[States], spool: Spool) -> tuple[list[States],
 def _fill(writer: ShardWriter, ref: SpoolRef, spool: Spool) -> None:
     """Read one tensor into the writer's chunks; raises `SpoolLostError`."""
     left, layers, hidden = ref.shape
-    non_finite = zero_rows = 0
+    values = NOT_LOOKED
     block = max(1, BUFFER_BYTES // (layers * hidden * 2))
     with spool.reader(ref) as reader:
         while left:
             rows = writer.room(min(left, block))
             reader.readinto(rows)
-            found = check_values(rows)
-            non_finite += found.non_finite
-            zero_rows += found.zero_rows
+            values += check_values(rows)
             writer.advance(len(rows))
             left -= len(rows)
         reader.check()
-    _refuse_unfit(ValueCheck(rows=ref.shape[0], non_finite=non_finite, zero_rows=zero_rows), ref)
+    _refuse_unfit(values, ref)
 
 
 def _refuse_unfit(found: ValueCheck, ref: SpoolRef) -> None:

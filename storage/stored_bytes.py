@@ -4,11 +4,11 @@ A segment never changes, so each is measured once; one that a compaction has del
 Only segments count: what lies in `.staging` is not stored yet.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from storage.files import folder_bytes
 from storage.segment import list_segments
 
 AT_ONCE_S = 0.2
@@ -39,7 +39,7 @@ class StoredBytes:
                 if time.monotonic() >= deadline:
                     complete = False
                     continue
-                self._sizes[segment] = _bytes(segment)
+                self._sizes[segment] = folder_bytes(segment)
         for gone in self._sizes.keys() - there:
             del self._sizes[gone]
         return sum(self._sizes.values()) if complete else None
@@ -52,14 +52,3 @@ class StoredBytes:
                 yield from sorted(path for path in (self._path / kind).iterdir() if path.is_dir())
             except FileNotFoundError:
                 continue
-
-
-def _bytes(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size  # noqa: PTH116, PTH118 - thousands
-            except FileNotFoundError:
-                continue
-    return total

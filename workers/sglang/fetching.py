@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from storage.errors import EyasError, UnavailableError
 from storage.sample import SpoolRef
-from storage.spool import Spool, ValueCheck, check_values
+from storage.spool import NOT_LOOKED, Spool, ValueCheck, check_values
 from storage.spool_file import HEADER_BYTES, SpoolWriter, read_header
 from workers.plugin.offering import PATH
 from workers.sglang import checks
@@ -78,7 +78,7 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
     t, layers, hidden = ref.shape
     rows = max(1, min(t, BLOCK_BYTES // (layers * hidden * 2)))
     buffer = np.empty((rows, layers, hidden), np.uint16)
-    values = ValueCheck(rows=0, non_finite=0, zero_rows=0)
+    values = NOT_LOOKED
     with await _begin(spool, name, ref) as writer:
         async with client.stream("GET", url, PATH + ref.name, deadline_s=DEADLINE_S) as response:
             body = _Body(response.aiter_raw(), ref.name)
@@ -89,7 +89,7 @@ async def _copy(client: SGLangClient, url: str, ref: SpoolRef, spool: Spool, nam
             for start in range(0, t, rows):
                 block = buffer[: min(rows, t - start)]
                 await body.readinto(block.reshape(-1).view(np.uint8).data)
-                values = await asyncio.to_thread(_ours, _take, writer, block, values)
+                values += await asyncio.to_thread(_ours, _take, writer, block)
             await body.end()
         if writer.crc32 != ref.crc32:
             raise _lost(ref.name, "does not match its checksum")
@@ -120,15 +120,10 @@ def _ours(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise OSError(error.message) from None  # this machine is at fault, no sample: the lane pauses
 
 
-def _take(writer: SpoolWriter, block: NDArray[np.uint16], before: ValueCheck) -> ValueCheck:
-    """Write a block; the count of bad values with its own."""
+def _take(writer: SpoolWriter, block: NDArray[np.uint16]) -> ValueCheck:
+    """Write a block and look at its values."""
     writer.write(block)
-    found = check_values(block)
-    return ValueCheck(
-        rows=before.rows + found.rows,
-        non_finite=before.non_finite + found.non_finite,
-        zero_rows=before.zero_rows + found.zero_rows,
-    )
+    return check_values(block)
 
 
 class _Body:
