@@ -129,8 +129,7 @@ def _servers(look: Look, board: Board) -> Iterator[Metric]:
     queued = _gauge("eyas_server_queued_requests", "Requests that wait in it.", labels=label)
     for one in board.servers:
         up.add_metric((one.url,), one.state is ServerState.UP)
-    loads = {s.url: s.load for p in look.processes for s in p.servers if s.load is not None}
-    for url, load in loads.items():
+    for url, load in look.loads.items():
         used.add_metric((url,), load.kv_used)
         running.add_metric((url,), load.running)
         queued.add_metric((url,), load.queued)

@@ -38,12 +38,17 @@ class Look:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts id → `ServerFacts` as JSON."""
 
+    @property
+    def loads(self) -> dict[str, ServerLoad]:
+        """Address → what the server said last of its load, where it says that."""
+        return {s.url: s.load for p in self.processes for s in p.servers if s.load is not None}
+
 
 def snapshot(look: Look, now: float) -> dict[str, Any]:
     """All figures of the page; what is not known is null."""
     board, tally = look.board, look.tally
     state, says = _state(look, now)
-    loads = {s.url: s.load for p in look.processes for s in p.servers if s.load is not None}
+    loads = look.loads
     return {
         "at": now,
         "answers": look.answers,
